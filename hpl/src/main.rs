@@ -1,0 +1,2 @@
+//! hpl-run
+fn main() {}

@@ -1,0 +1,22 @@
+//! One rank's dense arithmetic for Fulmen. Knows no rank, no socket and no file.
+//!
+//! Everything a distributed algorithm computes locally goes through one seam, the object-safe trait
+//! [`Kernels`]; the distributed code above never names an instruction set or a vendor library. A back
+//! end is chosen at run time and tests itself before it is believed.
+//!
+//! Matrices are column-major and are passed as `faer`'s views ([`MatRef`], [`MatMut`]) with unit row
+//! stride; the column stride is BLAS's `lld`.
+
+mod kernels;
+mod panel;
+mod scalar;
+mod shared;
+mod team;
+
+pub use faer::{MatMut, MatRef};
+pub use kernels::{Description, Diag, Kernels, Op, Side, Tile, Uplo};
+pub use num_complex::Complex;
+pub use panel::{Candidate, PanelShape, PivotExchange, Variant};
+pub use scalar::{Real, Scalar, c32, c64};
+pub use shared::SharedMut;
+pub use team::{Member, Team};

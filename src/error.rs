@@ -1,0 +1,158 @@
+//! What can go wrong, in words that name the culprit and the remedy.
+
+use std::time::Duration;
+
+/// Result of everything in this library that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// How a peer was lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Loss {
+    /// Its process is gone.
+    Gone,
+    /// Its process exists but gives no sign of life: stopped, or cut off.
+    Silent,
+    /// It lives, but what it owes did not come in time.
+    Slow,
+}
+
+/// A failure. [`Error::exit_code`] says how a program should end with it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// An argument that cannot be: found before any work started.
+    #[error("{name}: {value}: {problem}\n    {remedy}")]
+    Argument {
+        /// The argument, as the caller knows it.
+        name: String,
+        /// The value that was given.
+        value: String,
+        /// What is wrong with it.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+
+    /// Too little memory, disk, or threads: found before the resource was touched where possible.
+    #[error("{what}\n    {remedy}")]
+    Resources {
+        /// What is short, with needed and available.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
+
+    /// The input holds an infinity or a NaN.
+    #[error("element ({row}, {col}) of the input is {value}\n    only finite numbers can be factored; rows and columns are counted from 0")]
+    NonFinite {
+        /// Global row, from 0.
+        row: usize,
+        /// Global column, from 0.
+        col: usize,
+        /// The value, printed.
+        value: String,
+    },
+
+    /// A peer was lost while something was owed by it.
+    #[error("rank {rank} ({host}, {link}) {} {waiting_for}, waited for by rank {by}\n    {}", describe_loss(.loss, .after), loss_remedy(.loss))]
+    PeerLost {
+        /// The lost rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// The link to it.
+        link: String,
+        /// How it was lost.
+        loss: Loss,
+        /// How long it was waited for.
+        after: Duration,
+        /// What was waited for: `in panel 41 of 120`, `at the barrier`, …
+        waiting_for: String,
+        /// The rank that noticed.
+        by: usize,
+    },
+
+    /// Bytes arrived that are not what was sent.
+    #[error("{what} from rank {rank} ({host}, {link}) to rank {by}\n    the link or the memory of one of them is faulty: run again; if it comes again, test both hosts")]
+    Corrupt {
+        /// What was wrong: checksum, length, sequence number.
+        what: String,
+        /// The sender.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// The link.
+        link: String,
+        /// The receiver.
+        by: usize,
+    },
+
+    /// The job was ended by another rank, which has said why.
+    #[error("rank {by} ended the job: {reason}")]
+    Aborted {
+        /// Who ended it.
+        by: usize,
+        /// Its reason.
+        reason: String,
+    },
+
+    /// Ctrl-C or SIGTERM.
+    #[error("interrupted")]
+    Interrupted,
+
+    /// The operating system refused something.
+    #[error("{what}: {os}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The system's own words.
+        os: String,
+    },
+
+    /// The library's own rules were broken: a fault of the program, not of its user.
+    #[error("internal: {0}\n    this is a fault in the program; please report it")]
+    Internal(String),
+}
+
+fn describe_loss(loss: &Loss, after: &Duration) -> String {
+    match loss {
+        Loss::Gone => "is gone".into(),
+        Loss::Silent => format!("was silent for {:.1} s", after.as_secs_f64()),
+        Loss::Slow => format!("lives but sent nothing for {:.1} s", after.as_secs_f64()),
+    }
+}
+
+fn loss_remedy(loss: &Loss) -> &'static str {
+    match loss {
+        Loss::Gone => "its process ended or was killed: look at its host's log for the reason",
+        Loss::Silent => "the cable or the host is gone, or the process was stopped",
+        Loss::Slow => "the host is overloaded or swapping, or the deadline is too short for this problem",
+    }
+}
+
+impl Error {
+    /// The exit code of a program that ends with this error: 2 usage or input, 3 resources, 4 peer
+    /// lost or timed out, 5 interrupted (1, a failed residual, is not an error of the library).
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Argument { .. } | Error::NonFinite { .. } => 2,
+            Error::Resources { .. } | Error::System { .. } | Error::Internal(_) => 3,
+            Error::PeerLost { .. } | Error::Corrupt { .. } | Error::Aborted { .. } => 4,
+            Error::Interrupted => 5,
+        }
+    }
+
+    /// Shorthand for [`Error::Argument`].
+    pub fn argument(
+        name: impl Into<String>,
+        value: impl ToString,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Error::Argument {
+            name: name.into(),
+            value: value.to_string(),
+            problem: problem.into(),
+            remedy: remedy.into(),
+        }
+    }
+}

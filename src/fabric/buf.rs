@@ -1,0 +1,224 @@
+//! Registered memory and the ledger that keeps it safe.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use bytemuck::Pod;
+
+use super::{Fabric, Lane, Ticket};
+use crate::error::{Error, Result};
+
+/// A piece of memory registered with a fabric. Transports make it; programs use it through [`Buf`].
+pub struct Memory {
+    ptr: *mut u8,
+    len: usize,
+    /// What keeps the bytes alive (a mapping, a box, …) and tells the transport where they are.
+    owner: Box<dyn std::any::Any + Send + Sync>,
+}
+
+// SAFETY: plain bytes; who may touch which of them when is the ledger's business (see `Buf`) and the
+// fabric's protocol's, and both hand over with release/acquire.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Wraps `len` bytes at `ptr`, kept alive by `owner`.
+    ///
+    /// # Safety
+    /// `ptr` must be valid for reads and writes of `len` bytes, initialised and aligned to 64, for as long
+    /// as `owner` lives, and used through this `Memory` alone.
+    pub unsafe fn new(ptr: *mut u8, len: usize, owner: Box<dyn std::any::Any + Send + Sync>) -> Self {
+        Memory { ptr, len, owner }
+    }
+
+    /// First byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What the transport keeps with it.
+    pub fn owner(&self) -> &(dyn std::any::Any + Send + Sync) {
+        &*self.owner
+    }
+}
+
+/// A typed array in registered memory.
+///
+/// It keeps a ledger of the ranges that are armed (a peer may write them at any moment) and of the
+/// ranges that are being put (the transport may still read them). A reference to an armed range, or a
+/// mutable one to either, is refused: this makes the one-sided world safe to program in.
+pub struct Buf<T> {
+    memory: Arc<Memory>,
+    len: usize,
+    ledger: Mutex<Ledger>,
+    _element: PhantomData<T>,
+}
+
+#[derive(Default)]
+struct Ledger {
+    /// (lane, source, elements), oldest first.
+    armed: Vec<(Lane, usize, Range<usize>)>,
+    sending: Vec<(Ticket, Range<usize>)>,
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl<T: Pod> Buf<T> {
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// [`Error::Resources`] when the fabric has not enough memory.
+    pub fn zeros(fabric: &dyn Fabric, len: usize) -> Result<Self> {
+        let memory = fabric.alloc(len * size_of::<T>())?;
+        assert!(memory.as_ptr() as usize % align_of::<T>() == 0 && memory.len() >= len * size_of::<T>());
+        Ok(Buf { memory, len, ledger: Mutex::default(), _element: PhantomData })
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn bytes(&self, range: &Range<usize>) -> Range<usize> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        range.start * size_of::<T>()..range.end * size_of::<T>()
+    }
+
+    fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The elements of `range`.
+    ///
+    /// # Panics
+    /// When part of it is armed: a peer may be writing there.
+    pub fn read(&self, range: Range<usize>) -> &[T] {
+        let bytes = self.bytes(&range);
+        let ledger = self.ledger();
+        assert!(
+            !ledger.armed.iter().any(|(_, _, r)| overlap(r, &range)),
+            "{range:?} is armed and cannot be read before its put has been waited for"
+        );
+        // SAFETY: in bounds and initialised; no peer writes there (not armed), and arming needs `&mut self`,
+        // which this borrow excludes.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(bytes.start).cast(), range.len()) }
+    }
+
+    /// The elements of `range`, to write.
+    ///
+    /// # Panics
+    /// When part of it is armed or being put.
+    pub fn write(&mut self, range: Range<usize>) -> &mut [T] {
+        let bytes = self.bytes(&range);
+        let ledger = self.ledger();
+        assert!(
+            !ledger.armed.iter().any(|(_, _, r)| overlap(r, &range)),
+            "{range:?} is armed and cannot be written"
+        );
+        assert!(
+            !ledger.sending.iter().any(|(_, r)| overlap(r, &range)),
+            "{range:?} is being put: flush first"
+        );
+        drop(ledger);
+        // SAFETY: in bounds and initialised; exclusive by `&mut self` and the two checks above.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(bytes.start).cast(), range.len()) }
+    }
+
+    /// Lets `from` fill `range` once.
+    ///
+    /// # Errors
+    /// When the fabric is broken.
+    ///
+    /// # Panics
+    /// When part of `range` is armed already or being put.
+    pub fn arm(&mut self, fabric: &dyn Fabric, lane: Lane, from: usize, range: Range<usize>) -> Result<()> {
+        self.write(range.clone()); // the same checks
+        let bytes = self.bytes(&range);
+        fabric.arm(lane, from, &self.memory, bytes)?;
+        self.ledger().armed.push((lane, from, range));
+        Ok(())
+    }
+
+    /// Puts `range` into the next range that `to` armed for this rank on `lane`.
+    ///
+    /// # Errors
+    /// When a peer was lost, or the put is longer than the range armed for it.
+    ///
+    /// # Panics
+    /// When part of `range` is armed.
+    pub fn put(&self, fabric: &dyn Fabric, lane: Lane, to: usize, range: Range<usize>) -> Result<Ticket> {
+        self.read(range.clone()); // the same checks
+        let ticket = fabric.put(lane, to, &self.memory, self.bytes(&range))?;
+        self.ledger().sending.push((ticket, range));
+        Ok(ticket)
+    }
+
+    /// Waits for the oldest range of this buffer armed for `from` on `lane`; returns what was filled.
+    ///
+    /// # Errors
+    /// As [`Fabric::wait`]; [`Error::Internal`] when nothing of this buffer is armed there.
+    pub fn wait(&self, fabric: &dyn Fabric, lane: Lane, from: usize) -> Result<Range<usize>> {
+        self.oldest_armed(lane, from)?;
+        let bytes = fabric.wait(lane, from)?;
+        self.arrived(lane, from, bytes)
+    }
+
+    /// As [`Buf::wait`], without waiting: `None` when it has not come yet.
+    ///
+    /// # Errors
+    /// As [`Buf::wait`].
+    pub fn try_wait(&self, fabric: &dyn Fabric, lane: Lane, from: usize) -> Result<Option<Range<usize>>> {
+        self.oldest_armed(lane, from)?;
+        match fabric.try_wait(lane, from)? {
+            Some(bytes) => self.arrived(lane, from, bytes).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn oldest_armed(&self, lane: Lane, from: usize) -> Result<usize> {
+        self.ledger().armed.iter().position(|(l, f, _)| *l == lane && *f == from).ok_or_else(|| {
+            Error::Internal(format!("waiting for rank {from} on {lane:?}, for which nothing is armed"))
+        })
+    }
+
+    fn arrived(&self, lane: Lane, from: usize, bytes: usize) -> Result<Range<usize>> {
+        let at = self.oldest_armed(lane, from)?;
+        let (_, _, range) = self.ledger().armed.remove(at);
+        Ok(range.start..range.start + bytes / size_of::<T>())
+    }
+
+    /// Waits until everything put from this buffer has left it.
+    ///
+    /// # Errors
+    /// As [`Fabric::flush`].
+    pub fn flush(&mut self, fabric: &dyn Fabric) -> Result<()> {
+        let sending = std::mem::take(&mut self.ledger().sending);
+        for (at, (ticket, _)) in sending.iter().enumerate() {
+            if let Err(e) = fabric.flush(*ticket) {
+                self.ledger().sending = sending[at..].to_vec();
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+}
