@@ -42,7 +42,9 @@ pub enum Error {
     },
 
     /// The input holds an infinity or a NaN.
-    #[error("element ({row}, {col}) of the input is {value}\n    only finite numbers can be factored; rows and columns are counted from 0")]
+    #[error(
+        "element ({row}, {col}) of the input is {value}\n    only finite numbers can be factored; rows and columns are counted from 0"
+    )]
     NonFinite {
         /// Global row, from 0.
         row: usize,
@@ -72,7 +74,9 @@ pub enum Error {
     },
 
     /// Bytes arrived that are not what was sent.
-    #[error("{what} from rank {rank} ({host}, {link}) to rank {by}\n    the link or the memory of one of them is faulty: run again; if it comes again, test both hosts")]
+    #[error(
+        "{what} from rank {rank} ({host}, {link}) to rank {by}\n    the link or the memory of one of them is faulty: run again; if it comes again, test both hosts"
+    )]
     Corrupt {
         /// What was wrong: checksum, length, sequence number.
         what: String,
