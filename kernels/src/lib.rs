@@ -9,6 +9,7 @@
 
 mod kernels;
 mod panel;
+mod rows;
 mod scalar;
 mod shared;
 mod team;
@@ -17,6 +18,7 @@ pub use faer::{MatMut, MatRef};
 pub use kernels::{Description, Diag, Kernels, Op, Side, Tile, Uplo};
 pub use num_complex::Complex;
 pub use panel::{Candidate, PanelShape, PivotExchange, Variant};
+pub use rows::{RowSource, gather_strip, move_rows};
 pub use scalar::{Real, Scalar, c32, c64};
 pub use shared::SharedMut;
-pub use team::{Member, Team};
+pub use team::{Member, Patience, SubTeam, Team};

@@ -71,6 +71,50 @@ impl Team {
     }
 }
 
+/// The first few members of a running team, with a barrier of their own: they can work on one thing (a
+/// panel) while the others do another (the trailing update).
+pub struct SubTeam {
+    len: usize,
+    barrier: Barrier,
+}
+
+impl SubTeam {
+    /// Members `0..len` of a team.
+    pub fn first(len: usize) -> Self {
+        SubTeam { len, barrier: Barrier::new(len) }
+    }
+
+    /// Runs `work` if `me` belongs to it; returns whether it did. Does not wait for the others.
+    ///
+    /// # Panics
+    /// When `work` does; the others of the part, and of the team, are released.
+    pub fn run(&self, me: Member<'_>, work: impl FnOnce(Member<'_>)) -> bool {
+        if me.index >= self.len {
+            return false;
+        }
+        let _poison = PoisonOnUnwind(&self.barrier);
+        let _poison_team = PoisonOnUnwind(me.barrier);
+        work(Member { index: me.index, len: self.len, barrier: &self.barrier });
+        true
+    }
+}
+
+/// Waiting for something that another thread will do: spins, then yields the core.
+#[derive(Default)]
+pub struct Patience(u32);
+
+impl Patience {
+    /// A short pause, longer with every call.
+    pub fn pause(&mut self) {
+        self.0 = self.0.saturating_add(1);
+        if self.0 < 20_000 {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
 impl<'a> Member<'a> {
     /// This thread's index, 0 for the rank's own thread.
     pub fn index(&self) -> usize {
@@ -86,6 +130,18 @@ impl<'a> Member<'a> {
     /// Waits until every member has come here; what each wrote before is then visible to all.
     pub fn barrier(&self) {
         self.barrier.wait();
+    }
+
+    /// Spins, then yields, until `condition` holds: for waiting on a flag that another member will set.
+    ///
+    /// # Panics
+    /// When another member has panicked, and the flag might never come.
+    pub fn wait_until(&self, condition: impl Fn() -> bool) {
+        let mut patience = Patience::default();
+        while !condition() {
+            assert!(!self.barrier.poisoned.load(Ordering::Relaxed), "another thread of this team panicked");
+            patience.pause();
+        }
     }
 
     /// This member's share `[start, end)` of `n` things, cut at multiples of `unit`.
@@ -125,15 +181,10 @@ impl Barrier {
             self.generation.store(generation.wrapping_add(1), Ordering::Release);
             return;
         }
-        let mut spins = 0u32;
+        let mut patience = Patience::default();
         while self.generation.load(Ordering::Acquire) == generation {
             assert!(!self.poisoned.load(Ordering::Relaxed), "another thread of this team panicked");
-            spins += 1;
-            if spins < 20_000 {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
+            patience.pause();
         }
     }
 }
@@ -184,6 +235,22 @@ mod tests {
             }
             assert_eq!(next, n);
         }
+    }
+
+    #[test]
+    fn a_part_of_a_team_meets_among_itself() {
+        let team = Team::new(3).unwrap();
+        let part = SubTeam::first(2);
+        let seen = AtomicUsize::new(0);
+        team.run(|me| {
+            let in_part = part.run(me, |me| {
+                seen.fetch_add(1, Ordering::Relaxed);
+                me.barrier();
+                assert_eq!((me.len(), seen.load(Ordering::Relaxed)), (2, 2));
+            });
+            assert_eq!(in_part, me.index() < 2);
+            me.wait_until(|| seen.load(Ordering::Relaxed) == 2);
+        });
     }
 
     #[test]

@@ -1,0 +1,124 @@
+//! Moving the rows of a column-major matrix: LAPACK's `laswp`, cut so that the rows that become U land
+//! packed, ready for [`crate::Kernels::trsm_packed`] and [`crate::Kernels::gemm_packed`].
+//!
+//! Every element touched lies in a cache line of its own, so the cost is that of memory latency. The
+//! lines of the next strip are asked for while the present one is copied.
+
+use crate::{MatMut, MatRef, Scalar};
+
+/// Where a row that is wanted here is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RowSource {
+    /// Row of the local matrix.
+    Local(usize),
+    /// Row of what another rank sent: (which message, row in it).
+    Received(usize, usize),
+}
+
+/// Asks for a cache line that will be written soon.
+#[inline(always)]
+fn prefetch<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Fills one packed strip (`k·nr` elements, see [`crate::Tile`]) with rows of `a`.
+///
+/// Row i of the strip is `rows[i]`; column c of the strip is column `col + c` of `a` and of every message.
+/// Columns past the last of `a` are left zero. `messages[p]` is a column-major matrix of as many columns
+/// as `a`.
+///
+/// # Panics
+/// When a source is out of range.
+pub fn gather_strip<T: Scalar>(
+    a: MatRef<'_, T>,
+    messages: &[MatRef<'_, T>],
+    rows: &[RowSource],
+    col: usize,
+    nr: usize,
+    strip: &mut [T],
+) {
+    assert_eq!(strip.len(), rows.len() * nr);
+    let width = nr.min(a.ncols() - col);
+    let next = (col + nr < a.ncols()).then(|| nr.min(a.ncols() - col - nr));
+    for (out, source) in strip.chunks_exact_mut(nr).zip(rows) {
+        match *source {
+            RowSource::Local(row) => {
+                assert!(row < a.nrows());
+                let lld = a.col_stride();
+                let at = a.as_ptr().wrapping_add(row).wrapping_offset(col as isize * lld);
+                for (c, x) in out[..width].iter_mut().enumerate() {
+                    // SAFETY: row < nrows and col + c < ncols.
+                    *x = unsafe { *at.offset(c as isize * lld) };
+                }
+                for c in 0..next.unwrap_or(0) {
+                    prefetch(at.wrapping_offset((nr + c) as isize * lld));
+                }
+            }
+            RowSource::Received(p, row) => {
+                for (c, x) in out[..width].iter_mut().enumerate() {
+                    *x = messages[p][(row, col + c)];
+                }
+            }
+        }
+        out[width..].fill(T::zero());
+    }
+}
+
+/// Writes rows into `a`: for each (destination row, source), the elements of all its columns.
+/// Local sources are read before any destination is written only if no destination is also a source;
+/// the pivoting of LU moves rows out of the top block into places below it, where this holds.
+///
+/// # Panics
+/// When a row is out of range.
+pub fn move_rows<T: Scalar>(
+    mut a: MatMut<'_, T>,
+    messages: &[MatRef<'_, T>],
+    moves: &[(usize, RowSource)],
+    col: usize,
+) {
+    let lld = a.col_stride();
+    for c in 0..a.ncols() {
+        let column = a.as_ptr_mut().wrapping_offset(c as isize * lld);
+        for &(to, source) in moves {
+            let x = match source {
+                RowSource::Local(from) => a[(from, c)],
+                RowSource::Received(p, row) => messages[p][(row, col + c)],
+            };
+            a[(to, c)] = x;
+            prefetch(column.wrapping_add(to).wrapping_offset(a.ncols() as isize * lld));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strips_hold_the_rows_asked_for_and_zeros_past_the_edge() {
+        let a = faer::Mat::from_fn(6, 5, |i, j| (10 * i + j) as f64);
+        let m = faer::Mat::from_fn(2, 5, |i, j| (100 + 10 * i + j) as f64);
+        let rows = [RowSource::Local(4), RowSource::Received(0, 1), RowSource::Local(0)];
+        let mut strip = vec![f64::NAN; 12];
+        gather_strip(a.as_ref(), &[m.as_ref()], &rows, 0, 4, &mut strip);
+        assert_eq!(strip, [40., 41., 42., 43., 110., 111., 112., 113., 0., 1., 2., 3.]);
+        gather_strip(a.as_ref(), &[m.as_ref()], &rows, 4, 4, &mut strip);
+        assert_eq!(strip, [44., 0., 0., 0., 114., 0., 0., 0., 4., 0., 0., 0.]);
+    }
+
+    #[test]
+    fn rows_move_below() {
+        let mut a = faer::Mat::from_fn(6, 3, |i, j| (10 * i + j) as f64);
+        let m = faer::Mat::from_fn(2, 5, |i, j| (100 + 10 * i + j) as f64);
+        move_rows(a.as_mut(), &[m.as_ref()], &[(5, RowSource::Local(1)), (3, RowSource::Received(0, 0))], 2);
+        assert_eq!((a[(5, 0)], a[(5, 2)]), (10., 12.));
+        assert_eq!((a[(3, 0)], a[(3, 2)]), (102., 104.));
+    }
+}
