@@ -230,7 +230,7 @@ mod tests {
             for index in 0..len {
                 let r = Member { index, len, barrier: &barrier }.share(n, unit);
                 assert_eq!(r.start, next);
-                assert!(r.start % unit == 0 || r.start == n);
+                assert!(r.start.is_multiple_of(unit) || r.start == n);
                 next = r.end;
             }
             assert_eq!(next, n);

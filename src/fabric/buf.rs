@@ -85,7 +85,10 @@ impl<T: Pod> Buf<T> {
     /// [`Error::Resources`] when the fabric has not enough memory.
     pub fn zeros(fabric: &dyn Fabric, len: usize) -> Result<Self> {
         let memory = fabric.alloc(len * size_of::<T>())?;
-        assert!(memory.as_ptr() as usize % align_of::<T>() == 0 && memory.len() >= len * size_of::<T>());
+        assert!(
+            (memory.as_ptr() as usize).is_multiple_of(align_of::<T>())
+                && memory.len() >= len * size_of::<T>()
+        );
         Ok(Buf { memory, len, ledger: Mutex::default(), _element: PhantomData })
     }
 
