@@ -9,8 +9,10 @@
 
 mod kernels;
 mod panel;
+mod reference;
 mod rows;
 mod scalar;
+mod select;
 mod shared;
 mod team;
 
@@ -18,7 +20,9 @@ pub use faer::{MatMut, MatRef};
 pub use kernels::{Description, Diag, Kernels, Op, Side, Tile, Uplo};
 pub use num_complex::Complex;
 pub use panel::{Candidate, PanelShape, PivotExchange, Variant};
+pub use reference::Reference;
 pub use rows::{RowSource, gather_strip, move_rows};
 pub use scalar::{Real, Scalar, c32, c64};
+pub use select::{Choice, Element, KernelSet};
 pub use shared::SharedMut;
 pub use team::{Member, Patience, SubTeam, Team};
