@@ -1,0 +1,7 @@
+//! `hpl-run`: the High-Performance Linpack benchmark on Fulmen.
+//!
+//! Pure modules: text in, values out.
+
+pub mod generator;
+pub mod hash;
+pub mod params;
