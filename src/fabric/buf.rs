@@ -69,9 +69,18 @@ pub struct Buf<T> {
 
 #[derive(Default)]
 struct Ledger {
-    /// (lane, source, elements), oldest first.
-    armed: Vec<(Lane, usize, Range<usize>)>,
+    /// Oldest first.
+    armed: Vec<Armed>,
     sending: Vec<(Ticket, Range<usize>)>,
+}
+
+struct Armed {
+    lane: Lane,
+    from: usize,
+    /// Number of the arm, from the fabric.
+    arm: u64,
+    /// Elements.
+    range: Range<usize>,
 }
 
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
@@ -83,12 +92,20 @@ impl<T: Pod> Buf<T> {
     ///
     /// # Errors
     /// [`Error::Resources`] when the fabric has not enough memory.
+    ///
+    /// # Panics
+    /// When `T` has no size.
     pub fn zeros(fabric: &dyn Fabric, len: usize) -> Result<Self> {
-        let memory = fabric.alloc(len * size_of::<T>())?;
-        assert!(
-            (memory.as_ptr() as usize).is_multiple_of(align_of::<T>())
-                && memory.len() >= len * size_of::<T>()
-        );
+        assert!(size_of::<T>() > 0, "elements without size cannot travel");
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
+        let Some(bytes) = bytes else {
+            return Err(Error::Resources {
+                what: format!("{len} elements of {} bytes are more than can be addressed", size_of::<T>()),
+                remedy: "use a smaller problem".into(),
+            });
+        };
+        let memory = fabric.alloc(bytes)?;
+        assert!((memory.as_ptr() as usize).is_multiple_of(align_of::<T>()) && memory.len() >= bytes);
         Ok(Buf { memory, len, ledger: Mutex::default(), _element: PhantomData })
     }
 
@@ -119,7 +136,7 @@ impl<T: Pod> Buf<T> {
         let bytes = self.bytes(&range);
         let ledger = self.ledger();
         assert!(
-            !ledger.armed.iter().any(|(_, _, r)| overlap(r, &range)),
+            !ledger.armed.iter().any(|a| overlap(&a.range, &range)),
             "{range:?} is armed and cannot be read before its put has been waited for"
         );
         // SAFETY: in bounds and initialised; no peer writes there (not armed), and arming needs `&mut self`,
@@ -135,7 +152,7 @@ impl<T: Pod> Buf<T> {
         let bytes = self.bytes(&range);
         let ledger = self.ledger();
         assert!(
-            !ledger.armed.iter().any(|(_, _, r)| overlap(r, &range)),
+            !ledger.armed.iter().any(|a| overlap(&a.range, &range)),
             "{range:?} is armed and cannot be written"
         );
         assert!(
@@ -157,8 +174,8 @@ impl<T: Pod> Buf<T> {
     pub fn arm(&mut self, fabric: &dyn Fabric, lane: Lane, from: usize, range: Range<usize>) -> Result<()> {
         self.write(range.clone()); // the same checks
         let bytes = self.bytes(&range);
-        fabric.arm(lane, from, &self.memory, bytes)?;
-        self.ledger().armed.push((lane, from, range));
+        let arm = fabric.arm(lane, from, &self.memory, bytes)?;
+        self.ledger().armed.push(Armed { lane, from, arm, range });
         Ok(())
     }
 
@@ -178,12 +195,15 @@ impl<T: Pod> Buf<T> {
 
     /// Waits for the oldest range of this buffer armed for `from` on `lane`; returns what was filled.
     ///
+    /// Ranges of several buffers armed for the same rank on the same lane are waited for in the order
+    /// armed.
+    ///
     /// # Errors
     /// As [`Fabric::wait`]; [`Error::Internal`] when nothing of this buffer is armed there.
     pub fn wait(&self, fabric: &dyn Fabric, lane: Lane, from: usize) -> Result<Range<usize>> {
-        self.oldest_armed(lane, from)?;
-        let bytes = fabric.wait(lane, from)?;
-        self.arrived(lane, from, bytes)
+        let (at, arm) = self.oldest_armed(lane, from)?;
+        let bytes = fabric.wait(lane, from, arm)?;
+        self.arrived(at, bytes)
     }
 
     /// As [`Buf::wait`], without waiting: `None` when it has not come yet.
@@ -191,22 +211,31 @@ impl<T: Pod> Buf<T> {
     /// # Errors
     /// As [`Buf::wait`].
     pub fn try_wait(&self, fabric: &dyn Fabric, lane: Lane, from: usize) -> Result<Option<Range<usize>>> {
-        self.oldest_armed(lane, from)?;
-        match fabric.try_wait(lane, from)? {
-            Some(bytes) => self.arrived(lane, from, bytes).map(Some),
+        let (at, arm) = self.oldest_armed(lane, from)?;
+        match fabric.try_wait(lane, from, arm)? {
+            Some(bytes) => self.arrived(at, bytes).map(Some),
             None => Ok(None),
         }
     }
 
-    fn oldest_armed(&self, lane: Lane, from: usize) -> Result<usize> {
-        self.ledger().armed.iter().position(|(l, f, _)| *l == lane && *f == from).ok_or_else(|| {
-            Error::Internal(format!("waiting for rank {from} on {lane:?}, for which nothing is armed"))
+    fn oldest_armed(&self, lane: Lane, from: usize) -> Result<(usize, u64)> {
+        let ledger = self.ledger();
+        let at = ledger.armed.iter().position(|a| a.lane == lane && a.from == from);
+        at.map(|at| (at, ledger.armed[at].arm)).ok_or_else(|| {
+            Error::Internal(format!(
+                "waiting for rank {from} on the {lane} lane, for which nothing of this buffer is armed"
+            ))
         })
     }
 
-    fn arrived(&self, lane: Lane, from: usize, bytes: usize) -> Result<Range<usize>> {
-        let at = self.oldest_armed(lane, from)?;
-        let (_, _, range) = self.ledger().armed.remove(at);
+    fn arrived(&self, at: usize, bytes: usize) -> Result<Range<usize>> {
+        let Armed { lane, from, range, .. } = self.ledger().armed.remove(at);
+        if !bytes.is_multiple_of(size_of::<T>()) {
+            return Err(Error::Internal(format!(
+                "{bytes} bytes came from rank {from} on the {lane} lane for elements of {}",
+                size_of::<T>()
+            )));
+        }
         Ok(range.start..range.start + bytes / size_of::<T>())
     }
 

@@ -11,16 +11,24 @@
 //! * Nothing here waits for ever: [`Fabric::wait`] and [`Fabric::flush`] end with the bytes, or with
 //!   an error that names the peer.
 //!
-//! Puts never block: one that finds no armed range is queued at the source (in order) and moves when
-//! [`Fabric::poll`], `wait` or `flush` is called. A rank that computes for long calls `poll` now and
-//! then.
+//! Puts never block: one that finds no armed range is queued at the source (in order) and moves, at
+//! the latest, when [`Fabric::poll`], `wait` or `flush` is called. A rank that computes for long calls
+//! `poll` now and then. (`mem` and `shm` need that only beyond 64 puts under way on one lane between
+//! two ranks: there the target fetches what was put before it armed.)
+//!
+//! A failure is the job's: the rank that finds it gets the error, and what every other rank does next
+//! with its fabric fails too, with [`crate::Error::Aborted`] and the finder's words, or, when a rank
+//! died, with [`crate::Error::PeerLost`].
 
 mod buf;
+pub mod mem;
+mod shared;
 
 pub use buf::{Buf, Memory};
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::Result;
 
@@ -41,6 +49,44 @@ impl Lane {
     pub const BULK: Lane = Lane(4);
     /// How many lanes a fabric must offer.
     pub const COUNT: usize = 8;
+}
+
+impl std::fmt::Display for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {
+            Lane::CONTROL => f.write_str("control"),
+            Lane::PIVOT => f.write_str("pivot"),
+            Lane::PANEL => f.write_str("panel"),
+            Lane::ROWS => f.write_str("rows"),
+            Lane::BULK => f.write_str("bulk"),
+            Lane(other) => write!(f, "{other}th"),
+        }
+    }
+}
+
+/// How long a rank waits for a peer before it is given up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bounds {
+    /// Without any sign of life.
+    pub silence: Duration,
+    /// Alive, but owing a put.
+    pub patience: Duration,
+}
+
+impl Default for Bounds {
+    /// 10 s of silence, 600 s of patience.
+    fn default() -> Self {
+        Bounds { silence: Duration::from_secs(10), patience: Duration::from_secs(600) }
+    }
+}
+
+/// This host's name, for messages.
+pub(crate) fn host_name() -> String {
+    let mut name = [0u8; 256];
+    // SAFETY: writes at most the length given.
+    let failed = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len()) } != 0;
+    let len = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+    if failed || len == 0 { "this host".into() } else { String::from_utf8_lossy(&name[..len]).into_owned() }
 }
 
 /// A put under way, to be asked for with [`Fabric::flush`] or [`Fabric::is_done`].
@@ -76,32 +122,34 @@ pub trait Fabric: Send + Sync {
     fn alloc(&self, bytes: usize) -> Result<Arc<Memory>>;
 
     /// Lets `from` fill `range` (bytes) of `mem` once. Use [`Buf::arm`], which keeps the range from being
-    /// looked at meanwhile.
+    /// looked at meanwhile. Returns the number of this arm for `from` on this lane, from 0.
     ///
     /// # Errors
-    /// When the fabric is broken (a peer was lost), or `mem` is not its own.
-    fn arm(&self, lane: Lane, from: usize, mem: &Arc<Memory>, range: Range<usize>) -> Result<()>;
+    /// When the fabric is broken (a peer was lost), `mem` is not its own, or `from` is this rank.
+    fn arm(&self, lane: Lane, from: usize, mem: &Arc<Memory>, range: Range<usize>) -> Result<u64>;
 
     /// Puts `range` (bytes) of `mem` into the next range armed by `to` for this rank on this lane. Use
     /// [`Buf::put`]. The bytes must not change until the ticket is done.
     ///
     /// # Errors
-    /// When a peer was lost, or the put is longer than the range armed for it.
+    /// When a peer was lost, the put is longer than the range armed for it, or `to` is this rank. A put
+    /// that is too long may be found later, by the target's `arm`; it ends the job.
     fn put(&self, lane: Lane, to: usize, mem: &Arc<Memory>, range: Range<usize>) -> Result<Ticket>;
 
-    /// Whether the oldest range armed for `from` has been filled: its length in bytes, once. `None`:
-    /// not yet. Also moves queued puts.
+    /// Whether the range of `arm` has been filled: its length in bytes, once. `None`: not yet. Also moves
+    /// queued puts. `arm` must be the oldest for `from` on this lane that has not been waited for.
     ///
     /// # Errors
-    /// When a peer was lost or the bytes are not what was sent.
-    fn try_wait(&self, lane: Lane, from: usize) -> Result<Option<usize>>;
+    /// When a peer was lost or the bytes are not what was sent; [`crate::Error::Internal`] out of order.
+    fn try_wait(&self, lane: Lane, from: usize, arm: u64) -> Result<Option<usize>>;
 
-    /// Waits until the oldest range armed for `from` has been filled; returns the length in bytes.
+    /// Waits until the range of `arm` has been filled; returns the length in bytes. `arm` as in
+    /// [`Fabric::try_wait`].
     ///
     /// # Errors
     /// [`crate::Error::PeerLost`] when `from` is gone, gives no sign of life within the silence bound, or
     /// lives but owes this put longer than the patience bound; [`crate::Error::Corrupt`]; [`crate::Error::Aborted`].
-    fn wait(&self, lane: Lane, from: usize) -> Result<usize>;
+    fn wait(&self, lane: Lane, from: usize, arm: u64) -> Result<usize>;
 
     /// Whether the source range of a put may be changed again. Also moves queued puts.
     ///

@@ -1,0 +1,190 @@
+//! Ranks as threads of one process.
+//!
+//! A put is one `memcpy` into the range armed for it, by whichever side comes second.
+
+mod pages;
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::pages::Pages;
+use super::shared::area::{Area, Failure, Life};
+use super::shared::endpoint::{Endpoint, Space, UnderWay};
+use super::shared::slot::Span;
+use super::{Bounds, Fabric, Memory};
+use crate::error::{Error, Result};
+
+/// How a job of threads behaves.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Deadlines. A thread is never silent: only `patience` counts.
+    pub bounds: Bounds,
+}
+
+/// A job of `n` ranks in this process.
+pub struct Job {
+    ranks: Vec<Arc<Endpoint<Threads>>>,
+}
+
+impl Job {
+    /// A job of `n` ranks.
+    ///
+    /// # Errors
+    /// [`Error::Resources`] when there is no memory for it.
+    ///
+    /// # Panics
+    /// When `n` is 0.
+    pub fn new(n: usize, options: &Options) -> Result<Self> {
+        assert!(n > 0, "a job has at least one rank");
+        let pages = Pages::new(Area::bytes(n))?;
+        // SAFETY: fresh zeroed pages, enough of them, that the area keeps and nobody else knows.
+        let area = Arc::new(unsafe { Area::new(pages.as_ptr(), n, Box::new(pages)) });
+        let all: Arc<[Arc<UnderWay>]> = (0..n).map(|_| Arc::new(UnderWay::new(n))).collect();
+        let ranks = (0..n)
+            .map(|rank| {
+                let space = Threads { rank, job: Arc::as_ptr(&area) as usize, _all: Arc::clone(&all) };
+                let under_way = Arc::clone(&all[rank]);
+                Arc::new(Endpoint::new(rank, Arc::clone(&area), space, under_way, options.bounds))
+            })
+            .collect();
+        Ok(Job { ranks })
+    }
+
+    /// The fabrics of all ranks, to be driven by threads of the caller's.
+    pub fn build(self) -> Vec<Arc<dyn Fabric>> {
+        self.ranks.into_iter().map(|r| r as Arc<dyn Fabric>).collect()
+    }
+
+    /// Runs `work` on every rank, each on a thread of its own, and returns what they returned.
+    ///
+    /// A rank that fails or panics ends the job: the waits of the others fail with [`Error::Aborted`],
+    /// and a panic becomes an [`Error::Internal`].
+    pub fn run<R: Send>(self, work: impl Fn(Arc<dyn Fabric>) -> Result<R> + Sync) -> Vec<Result<R>> {
+        let work = &work;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .ranks
+                .iter()
+                .map(|end| {
+                    std::thread::Builder::new()
+                        .name(format!("rank {}", end.rank()))
+                        .spawn_scoped(scope, move || run_rank(end, work))
+                        .map_err(|e| {
+                            end.abort("a thread could not be started");
+                            Error::Resources {
+                                what: format!("no thread for rank {} of {}: {e}", end.rank(), end.size()),
+                                remedy: "use fewer ranks or threads, or raise the limit (ulimit -u)".into(),
+                            }
+                        })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| {
+                    thread?.join().unwrap_or_else(|panic| Err(Error::Internal(panic_text(&*panic))))
+                })
+                .collect()
+        })
+    }
+}
+
+/// Runs `work` on `n` ranks: [`Job::new`] and [`Job::run`].
+///
+/// ```
+/// use fulmen::fabric::{Buf, Lane, mem};
+///
+/// let sums = mem::run(2, mem::Options::default(), |fabric| {
+///     let other = 1 - fabric.rank();
+///     let mut mine = Buf::<f64>::zeros(&*fabric, 1)?;
+///     let mut theirs = Buf::<f64>::zeros(&*fabric, 1)?;
+///     theirs.arm(&*fabric, Lane::CONTROL, other, 0..1)?;
+///     mine.write(0..1)[0] = 1.0 + fabric.rank() as f64;
+///     mine.put(&*fabric, Lane::CONTROL, other, 0..1)?;
+///     theirs.wait(&*fabric, Lane::CONTROL, other)?;
+///     Ok(mine.read(0..1)[0] + theirs.read(0..1)[0])
+/// });
+/// assert!(sums.into_iter().all(|sum| sum.unwrap() == 3.0));
+/// ```
+pub fn run<R: Send>(
+    n: usize,
+    options: Options,
+    work: impl Fn(Arc<dyn Fabric>) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
+    match Job::new(n, &options) {
+        Ok(job) => job.run(work),
+        Err(e) => (0..n).map(|_| Err(e.clone())).collect(),
+    }
+}
+
+fn run_rank<R>(
+    end: &Arc<Endpoint<Threads>>,
+    work: &(impl Fn(Arc<dyn Fabric>) -> Result<R> + Sync),
+) -> Result<R> {
+    let done = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        let value = work(Arc::clone(end) as Arc<dyn Fabric>)?;
+        end.drain()?;
+        Ok(value)
+    }));
+    let result = done.unwrap_or_else(|panic| {
+        Err(Error::Internal(format!("rank {} panicked: {}", end.rank(), panic_text(&*panic))))
+    });
+    if let Err(e) = &result {
+        end.area().fail(&Failure::Aborted { by: end.rank(), reason: e.to_string() });
+    }
+    end.area().rank(end.rank()).set_life(Life::Left);
+    end.area().ring_all();
+    result
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+        .unwrap_or_else(|| "a panic without words".into())
+}
+
+/// Memory of threads: everybody reaches everything by its pointer.
+struct Threads {
+    rank: usize,
+    job: usize,
+    /// What every rank has under way keeps the memory that others may still touch.
+    _all: Arc<[Arc<UnderWay>]>,
+}
+
+/// What a [`Memory`] of this fabric is made of.
+struct Owner {
+    _pages: Pages,
+    rank: usize,
+    job: usize,
+}
+
+impl Space for Threads {
+    fn name(&self) -> &'static str {
+        "mem"
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Arc<Memory>> {
+        let pages = Pages::new(bytes)?;
+        let at = pages.as_ptr();
+        let owner = Owner { _pages: pages, rank: self.rank, job: self.job };
+        // SAFETY: zeroed pages of at least `bytes` that live as long as the owner and are known only here.
+        Ok(Arc::new(unsafe { Memory::new(at, bytes, Box::new(owner)) }))
+    }
+
+    fn address(&self, memory: &Memory) -> Option<u64> {
+        let owner = memory.owner().downcast_ref::<Owner>()?;
+        (owner.rank == self.rank && owner.job == self.job).then_some(memory.as_ptr() as u64)
+    }
+
+    fn reach(&self, _: usize, span: Span) -> Option<*mut u8> {
+        // Published by a rank of this job, from a range it had checked.
+        Some(span.at as *mut u8)
+    }
+
+    fn silent_for(&self, _: usize) -> Option<Duration> {
+        None
+    }
+}

@@ -1,0 +1,113 @@
+//! How a rank sleeps until another has something for it.
+
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// One rank's bell, in memory that all ranks see. Valid when all zeros.
+///
+/// Sleeper: `asleep = 1; fence; look again; sleep while asleep == 1`. Ringer: `publish; fence; if asleep
+/// was 1, set 0 and wake`. The two fences make it impossible that the sleeper misses what was published
+/// and the ringer misses that it sleeps (Dekker).
+#[repr(C)]
+#[derive(Default)]
+pub struct Bell {
+    asleep: AtomicU32,
+}
+
+impl Bell {
+    /// Wakes the owner if it sleeps. Call after publishing what it waits for.
+    pub fn ring(&self) {
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) != 0 && self.asleep.swap(0, Ordering::Relaxed) != 0 {
+            os::wake(&self.asleep);
+        }
+    }
+
+    /// Sleeps until rung, for `at_most` at most, unless `ready` holds already. May return early.
+    fn sleep(&self, at_most: Duration, ready: &mut dyn FnMut() -> bool) {
+        self.asleep.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !ready() {
+            os::sleep(&self.asleep, at_most);
+        }
+        self.asleep.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The pace of a wait: spin while the answer is likely near, then let others run, then sleep.
+pub struct Pace {
+    round: u32,
+    spins: u32,
+    began: Option<Instant>,
+}
+
+/// Rounds of yielding before sleep.
+const YIELDS: u32 = 64;
+/// Nobody sleeps longer than this without looking around (deadlines, dead peers).
+const NAP: Duration = Duration::from_millis(20);
+
+impl Pace {
+    /// `crowded`: there are more ranks than cores, so that spinning takes time from who is waited for.
+    pub fn new(crowded: bool) -> Self {
+        Pace { round: 0, spins: if crowded { 20 } else { 400 }, began: None }
+    }
+
+    /// Passes a little time. `true`: the wait is long enough by now to look at clocks and peers.
+    pub fn step(&mut self, bell: &Bell, at_most: Duration, ready: &mut dyn FnMut() -> bool) -> bool {
+        self.round = self.round.saturating_add(1);
+        if self.round <= self.spins {
+            std::hint::spin_loop();
+            return false;
+        }
+        if self.began.is_none() {
+            self.began = Some(Instant::now());
+        }
+        if self.round <= self.spins + YIELDS {
+            std::thread::yield_now();
+            return self.round.is_multiple_of(16);
+        }
+        bell.sleep(at_most.min(NAP), ready);
+        true
+    }
+
+    /// Since when it waits, but for the first microseconds.
+    pub fn waited(&self) -> Duration {
+        self.began.map_or(Duration::ZERO, |t| t.elapsed())
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod os {
+    use super::{AtomicU32, Duration};
+
+    pub fn sleep(word: &AtomicU32, at_most: Duration) {
+        let timeout = libc::timespec {
+            tv_sec: at_most.as_secs() as libc::time_t,
+            tv_nsec: at_most.subsec_nanos() as libc::c_long,
+        };
+        // SAFETY: FUTEX_WAIT reads the aligned word, which outlives the call, and the timeout. It is not
+        // marked private: the ranks may be processes.
+        unsafe {
+            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, 1u32, &raw const timeout);
+        }
+    }
+
+    pub fn wake(word: &AtomicU32) {
+        // SAFETY: FUTEX_WAKE uses the address of the word only.
+        unsafe {
+            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
+        }
+    }
+}
+
+/// Without a futex that works across processes, sleepers look around often.
+#[cfg(not(target_os = "linux"))]
+mod os {
+    use super::{AtomicU32, Duration};
+
+    pub fn sleep(_: &AtomicU32, at_most: Duration) {
+        std::thread::sleep(at_most.min(Duration::from_micros(50)));
+    }
+
+    pub fn wake(_: &AtomicU32) {}
+}

@@ -1,0 +1,525 @@
+//! One rank's end of a transport between ranks that reach each other's memory.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::area::{Area, Failure, Life};
+use super::bell::Pace;
+use super::slot::{Meeting, SLOTS, Span, Stream};
+use crate::error::{Error, Loss, Result};
+use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket};
+
+/// How a transport names and reaches memory.
+pub trait Space: Send + Sync + 'static {
+    /// The transport's name.
+    fn name(&self) -> &'static str;
+
+    /// Memory of this rank, as [`Fabric::alloc`] promises it.
+    fn alloc(&self, bytes: usize) -> Result<Arc<Memory>>;
+
+    /// The address of the first byte of `memory`, as other ranks reach it; `None` when it is not this rank's.
+    fn address(&self, memory: &Memory) -> Option<u64>;
+
+    /// The span of another rank's memory; `None` when it is not all inside.
+    fn reach(&self, rank: usize, span: Span) -> Option<*mut u8>;
+
+    /// Whether other ranks show signs of life ([`super::area::Rank::beat`]), and how long this one has not.
+    fn silent_for(&self, rank: usize) -> Option<Duration>;
+}
+
+/// A range that this rank armed or wants to put, and what keeps it.
+struct Owned {
+    memory: Arc<Memory>,
+    span: Span,
+}
+
+/// The sending side of one stream.
+#[derive(Default)]
+struct Outgoing {
+    /// Number of the next put.
+    next: u64,
+    /// Puts that found the ring full; the last one is `next - 1`.
+    spilled: VecDeque<Owned>,
+    /// Memory that the target may read still: (put, memory).
+    offered: VecDeque<(u64, Arc<Memory>)>,
+}
+
+/// The receiving side of one stream.
+#[derive(Default)]
+struct Incoming {
+    /// Number of the next arm.
+    next: u64,
+    /// Number of the next wait.
+    waited: u64,
+    /// `waited..next`: what was armed; those from `waited + SLOTS` on are not in the ring yet.
+    armed: VecDeque<Owned>,
+}
+
+#[derive(Default)]
+struct Streams {
+    /// By peer and lane.
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
+    activity: String,
+}
+
+/// What a rank has under way. The transport keeps it as long as any peer may touch its memory.
+pub struct UnderWay {
+    streams: Mutex<Streams>,
+    /// Spilled puts of all streams.
+    spilled: AtomicUsize,
+}
+
+impl UnderWay {
+    /// Nothing, among so many ranks.
+    pub fn new(ranks: usize) -> Self {
+        let mut streams = Streams::default();
+        streams.outgoing.resize_with(ranks * Lane::COUNT, Outgoing::default);
+        streams.incoming.resize_with(ranks * Lane::COUNT, Incoming::default);
+        UnderWay { streams: Mutex::new(streams), spilled: AtomicUsize::new(0) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One rank of a job.
+pub struct Endpoint<S> {
+    rank: usize,
+    area: Arc<Area>,
+    space: S,
+    under_way: Arc<UnderWay>,
+    bounds: Bounds,
+    host: String,
+    crowded: bool,
+}
+
+fn stream_index(peer: usize, lane: Lane) -> usize {
+    peer * Lane::COUNT + lane.0 as usize
+}
+
+impl<S: Space> Endpoint<S> {
+    pub fn new(rank: usize, area: Arc<Area>, space: S, under_way: Arc<UnderWay>, bounds: Bounds) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let crowded = area.ranks() > cores;
+        Endpoint { rank, area, space, under_way, bounds, host: crate::fabric::host_name(), crowded }
+    }
+
+    pub fn area(&self) -> &Area {
+        &self.area
+    }
+
+    /// Puts what is still queued here, so that the rank may leave.
+    pub fn drain(&self) -> Result<()> {
+        let mut pace = Pace::new(self.crowded);
+        loop {
+            self.poll()?;
+            self.forget_unwanted();
+            if self.under_way.spilled.load(Ordering::Relaxed) == 0 {
+                return Ok(());
+            }
+            if pace.step(&self.area.rank(self.rank).bell, Duration::from_millis(1), &mut || false)
+                && pace.waited() > self.bounds.patience
+            {
+                return Err(self.broken(format!(
+                    "puts that no rank has armed ranges for were left after {:.1} s",
+                    pace.waited().as_secs_f64()
+                )));
+            }
+        }
+    }
+
+    /// Drops queued puts to ranks that have left: nobody will arm a range for them.
+    fn forget_unwanted(&self) {
+        let mut streams = self.under_way.lock();
+        for to in (0..self.size()).filter(|to| self.area.rank(*to).life() != Life::Running) {
+            for out in &mut streams.outgoing[to * Lane::COUNT..(to + 1) * Lane::COUNT] {
+                self.under_way.spilled.fetch_sub(out.spilled.len(), Ordering::Relaxed);
+                out.spilled.clear();
+            }
+        }
+    }
+
+    fn stream(&self, from: usize, to: usize, lane: Lane) -> &Stream {
+        self.area.stream(from, to, lane)
+    }
+
+    /// The error of a job that has failed, as this rank sees it.
+    fn failed(&self, failure: Failure) -> Error {
+        match failure {
+            Failure::Aborted { by, reason } => Error::Aborted { by, reason },
+            Failure::Gone { rank } => self.lost(rank, Loss::Gone, Duration::ZERO, None),
+            Failure::Interrupted => Error::Interrupted,
+        }
+    }
+
+    fn lost(&self, rank: usize, loss: Loss, after: Duration, what: Option<(u64, Lane)>) -> Error {
+        let mut waiting_for = self.under_way.lock().activity.clone();
+        if let Some((i, lane)) = what {
+            let sep = if waiting_for.is_empty() { "" } else { ", " };
+            waiting_for += &format!("{sep}put {i} on the {lane} lane");
+        }
+        Error::PeerLost {
+            rank,
+            host: self.host(rank),
+            link: self.space.name().into(),
+            loss,
+            after,
+            waiting_for,
+            by: self.rank,
+        }
+    }
+
+    /// A broken rule ends the job.
+    fn broken(&self, what: String) -> Error {
+        self.end(Error::Internal(what))
+    }
+
+    /// This error ends the job for all.
+    fn end(&self, error: Error) -> Error {
+        self.area.fail(&Failure::Aborted { by: self.rank, reason: error.to_string() });
+        error
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.area.failure() {
+            None => Ok(()),
+            Some(failure) => Err(self.failed(failure)),
+        }
+    }
+
+    fn check_peer(&self, peer: usize, lane: Lane) -> Result<()> {
+        let size = self.size();
+        if peer >= size || peer == self.rank || lane.0 as usize >= Lane::COUNT {
+            return Err(self.broken(format!(
+                "rank {} of {size} names rank {peer} on lane {} as its peer",
+                self.rank, lane.0
+            )));
+        }
+        self.check()
+    }
+
+    fn span(&self, memory: &Memory, range: &Range<usize>) -> Result<Span> {
+        let Some(base) = self.space.address(memory) else {
+            return Err(self.broken("memory of another fabric was armed or put".into()));
+        };
+        if range.start > range.end || range.end > memory.len() {
+            return Err(self.broken(format!("bytes {range:?} of {} were armed or put", memory.len())));
+        }
+        Ok(Span { at: base + range.start as u64, len: (range.end - range.start) as u64 })
+    }
+
+    /// The sender's copy into the range that the target armed. Reports the rest of the program's mistakes.
+    fn copy_out(&self, lane: Lane, to: usize, i: u64, from: *const u8, len: u64, armed: Span) -> Result<()> {
+        if len > armed.len {
+            return Err(self.too_long(self.rank, to, lane, i, len, armed.len));
+        }
+        let Some(target) = self.space.reach(to, Span { at: armed.at, len }) else {
+            return Err(self.foreign(to, lane, i));
+        };
+        // SAFETY: `target` is `len` bytes that rank `to` armed for this put and nobody touches until it is
+        // filled; `from` is as many of this rank's, which do not overlap another rank's memory.
+        unsafe { std::ptr::copy_nonoverlapping(from, target, len as usize) };
+        self.stream(self.rank, to, lane).fill(i, len);
+        self.area.rank(to).bell.ring();
+        Ok(())
+    }
+
+    /// The target's copy of a range that the source offered.
+    fn copy_in(
+        &self,
+        lane: Lane,
+        from: usize,
+        i: u64,
+        into: *mut u8,
+        room: u64,
+        offered: Span,
+    ) -> Result<()> {
+        if offered.len > room {
+            return Err(self.too_long(from, self.rank, lane, i, offered.len, room));
+        }
+        let Some(source) = self.space.reach(from, offered) else {
+            return Err(self.foreign(from, lane, i));
+        };
+        // SAFETY: `source` is a range that rank `from` offered and does not change until it is taken;
+        // `into` has room for it, is this rank's and is being armed, so nobody else touches it.
+        unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), into, offered.len as usize) };
+        self.stream(from, self.rank, lane).fill(i, offered.len);
+        self.area.rank(from).bell.ring();
+        Ok(())
+    }
+
+    fn too_long(&self, from: usize, to: usize, lane: Lane, i: u64, len: u64, room: u64) -> Error {
+        self.broken(format!(
+            "put {i} of rank {from} to rank {to} on the {lane} lane has {len} bytes, but {room} were armed for it"
+        ))
+    }
+
+    fn foreign(&self, rank: usize, lane: Lane, i: u64) -> Error {
+        self.end(Error::Corrupt {
+            what: format!("an address outside of its memory, for put {i} on the {lane} lane,"),
+            rank,
+            host: self.host(rank),
+            link: self.space.name().into(),
+            by: self.rank,
+        })
+    }
+
+    fn overwritten(&self, rank: usize, lane: Lane, i: u64) -> Error {
+        self.end(Error::Corrupt {
+            what: format!("an impossible state of put {i} on the {lane} lane"),
+            rank,
+            host: self.host(rank),
+            link: self.space.name().into(),
+            by: self.rank,
+        })
+    }
+
+    /// Brings put `i` to the ring. `false`: the ring is full.
+    fn send(&self, out: &mut Outgoing, lane: Lane, to: usize, i: u64, owned: &Owned) -> Result<bool> {
+        let stream = self.stream(self.rank, to, lane);
+        match stream.put(i, owned.span) {
+            Meeting::Second(armed) => {
+                let base = self.space.address(&owned.memory).unwrap_or_default();
+                // SAFETY: `span` was checked to lie inside `memory`.
+                let from = unsafe { owned.memory.as_ptr().add((owned.span.at - base) as usize) };
+                self.copy_out(lane, to, i, from, owned.span.len, armed)?;
+            }
+            Meeting::First => {
+                while out.offered.front().is_some_and(|(i, _)| stream.is_taken(*i)) {
+                    out.offered.pop_front();
+                }
+                out.offered.push_back((i, Arc::clone(&owned.memory)));
+                // The target may sleep for it and arm only when it looks: nothing to ring for.
+            }
+            Meeting::Full => return Ok(false),
+            Meeting::Broken => return Err(self.overwritten(to, lane, i)),
+        }
+        Ok(true)
+    }
+
+    /// Brings arm `i`, which the ring has room for, to the ring.
+    fn publish(&self, lane: Lane, from: usize, i: u64, owned: &Owned) -> Result<()> {
+        match self.stream(from, self.rank, lane).arm(i, owned.span) {
+            Meeting::First => Ok(()),
+            Meeting::Second(offered) => {
+                let base = self.space.address(&owned.memory).unwrap_or_default();
+                // SAFETY: `span` was checked to lie inside `memory`.
+                let into = unsafe { owned.memory.as_ptr().add((owned.span.at - base) as usize) };
+                self.copy_in(lane, from, i, into, owned.span.len, offered)
+            }
+            Meeting::Full | Meeting::Broken => Err(self.overwritten(from, lane, i)),
+        }
+    }
+
+    fn move_spilled(&self) -> Result<()> {
+        if self.under_way.spilled.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        let mut streams = self.under_way.lock();
+        for to in 0..self.size() {
+            for lane in (0..Lane::COUNT as u8).map(Lane) {
+                let out = &mut streams.outgoing[stream_index(to, lane)];
+                while let Some(owned) = out.spilled.pop_front() {
+                    let i = out.next - out.spilled.len() as u64 - 1;
+                    if !self.send(out, lane, to, i, &owned)? {
+                        out.spilled.push_front(owned);
+                        break;
+                    }
+                    self.under_way.spilled.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until `ready`, moving queued puts meanwhile. `peer` is who can make it so.
+    fn block(
+        &self,
+        peer: usize,
+        lane: Lane,
+        i: u64,
+        owes: &mut dyn FnMut() -> bool,
+        ready: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        let bell = &self.area.rank(self.rank).bell;
+        let mut pace = Pace::new(self.crowded);
+        loop {
+            if ready() {
+                return Ok(());
+            }
+            self.poll()?;
+            let queued = self.under_way.spilled.load(Ordering::Relaxed) > 0;
+            let nap = if queued { Duration::from_micros(200) } else { Duration::from_secs(1) };
+            if !pace.step(bell, nap, &mut || ready() || self.area.failure().is_some()) {
+                continue;
+            }
+            let life = self.area.rank(peer).life();
+            if life != Life::Running && !ready() && owes() {
+                return Err(self.end(self.lost(peer, Loss::Gone, pace.waited(), Some((i, lane)))));
+            }
+            if let Some(silence) = self.space.silent_for(peer)
+                && silence > self.bounds.silence
+                && !ready()
+            {
+                return Err(self.end(self.lost(peer, Loss::Silent, silence, Some((i, lane)))));
+            }
+            if pace.waited() > self.bounds.patience {
+                return Err(self.end(self.lost(peer, Loss::Slow, pace.waited(), Some((i, lane)))));
+            }
+        }
+    }
+
+    /// Checks that `arm` is the one that may be waited for.
+    fn check_wait(&self, lane: Lane, from: usize, arm: u64) -> Result<()> {
+        self.check_peer(from, lane)?;
+        let streams = self.under_way.lock();
+        let incoming = &streams.incoming[stream_index(from, lane)];
+        let (waited, next) = (incoming.waited, incoming.next);
+        drop(streams);
+        if arm == waited && arm < next {
+            return Ok(());
+        }
+        Err(self.broken(format!(
+            "rank {} waits for arm {arm} of rank {from} on the {lane} lane, but {next} were armed and {waited} \
+             waited for",
+            self.rank
+        )))
+    }
+
+    /// Takes note of put `i`, which is filled, and lets the next queued arm have its slot.
+    fn take(&self, lane: Lane, from: usize, i: u64, len: u64) -> Result<usize> {
+        let mut streams = self.under_way.lock();
+        let incoming = &mut streams.incoming[stream_index(from, lane)];
+        let armed = incoming.armed.pop_front();
+        incoming.waited = i + 1;
+        if armed.is_none_or(|owned| owned.span.len < len) {
+            drop(streams);
+            return Err(self.overwritten(from, lane, i));
+        }
+        self.stream(from, self.rank, lane).release(i);
+        if let Some(queued) = incoming.armed.get(SLOTS as usize - 1) {
+            self.publish(lane, from, i + SLOTS, queued)?;
+        }
+        Ok(len as usize)
+    }
+
+    fn is_spilled(&self, ticket: Ticket) -> Result<bool> {
+        self.check_peer(ticket.to, ticket.lane)?;
+        self.move_spilled()?;
+        let streams = self.under_way.lock();
+        let out = &streams.outgoing[stream_index(ticket.to, ticket.lane)];
+        if ticket.seq >= out.next {
+            let seq = ticket.seq;
+            drop(streams);
+            return Err(self.broken(format!("put {seq} to rank {} has not been made", ticket.to)));
+        }
+        Ok(ticket.seq >= out.next - out.spilled.len() as u64)
+    }
+}
+
+impl<S: Space> Fabric for Endpoint<S> {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.area.ranks()
+    }
+
+    fn name(&self) -> &'static str {
+        self.space.name()
+    }
+
+    fn host(&self, _: usize) -> String {
+        self.host.clone()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Arc<Memory>> {
+        self.space.alloc(bytes)
+    }
+
+    fn arm(&self, lane: Lane, from: usize, memory: &Arc<Memory>, range: Range<usize>) -> Result<u64> {
+        self.check_peer(from, lane)?;
+        let owned = Owned { span: self.span(memory, &range)?, memory: Arc::clone(memory) };
+        let mut streams = self.under_way.lock();
+        let incoming = &mut streams.incoming[stream_index(from, lane)];
+        let i = incoming.next;
+        incoming.next += 1;
+        if i < incoming.waited + SLOTS {
+            self.publish(lane, from, i, &owned)?;
+        }
+        incoming.armed.push_back(owned);
+        Ok(i)
+    }
+
+    fn put(&self, lane: Lane, to: usize, memory: &Arc<Memory>, range: Range<usize>) -> Result<Ticket> {
+        self.check_peer(to, lane)?;
+        self.move_spilled()?;
+        let owned = Owned { span: self.span(memory, &range)?, memory: Arc::clone(memory) };
+        let mut streams = self.under_way.lock();
+        let out = &mut streams.outgoing[stream_index(to, lane)];
+        let seq = out.next;
+        if !out.spilled.is_empty() || !self.send(out, lane, to, seq, &owned)? {
+            out.spilled.push_back(owned);
+            self.under_way.spilled.fetch_add(1, Ordering::Relaxed);
+        }
+        out.next += 1;
+        Ok(Ticket { to, lane, seq })
+    }
+
+    fn try_wait(&self, lane: Lane, from: usize, arm: u64) -> Result<Option<usize>> {
+        self.check_wait(lane, from, arm)?;
+        self.move_spilled()?;
+        match self.stream(from, self.rank, lane).filled(arm) {
+            Some(len) => self.take(lane, from, arm, len).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn wait(&self, lane: Lane, from: usize, arm: u64) -> Result<usize> {
+        self.check_wait(lane, from, arm)?;
+        let stream = self.stream(from, self.rank, lane);
+        self.block(from, lane, arm, &mut || !stream.has_put(arm), &mut || stream.filled(arm).is_some())?;
+        self.take(lane, from, arm, stream.filled(arm).unwrap_or_default())
+    }
+
+    fn is_done(&self, ticket: Ticket) -> Result<bool> {
+        let spilled = self.is_spilled(ticket)?;
+        Ok(!spilled && self.stream(self.rank, ticket.to, ticket.lane).is_taken(ticket.seq))
+    }
+
+    fn flush(&self, ticket: Ticket) -> Result<()> {
+        let Ticket { to, lane, seq } = ticket;
+        if self.is_done(ticket)? {
+            return Ok(());
+        }
+        let stream = self.stream(self.rank, to, lane);
+        // While it is spilled the slot is in an earlier round, which `is_taken` would take for the past.
+        let mut done = || {
+            let streams = self.under_way.lock();
+            let out = &streams.outgoing[stream_index(to, lane)];
+            seq < out.next - out.spilled.len() as u64 && stream.is_taken(seq)
+        };
+        self.block(to, lane, seq, &mut || true, &mut done)
+    }
+
+    fn poll(&self) -> Result<()> {
+        self.check()?;
+        self.move_spilled()
+    }
+
+    fn set_activity(&self, what: &str) {
+        let mut streams = self.under_way.lock();
+        streams.activity.clear();
+        streams.activity.push_str(what);
+    }
+
+    fn abort(&self, reason: &str) {
+        self.area.fail(&Failure::Aborted { by: self.rank, reason: reason.into() });
+    }
+}

@@ -1,0 +1,247 @@
+//! One stream of puts between two ranks (one lane): a ring of slots where arms and puts meet.
+//!
+//! The i-th arm and the i-th put meet in slot `i % SLOTS`. Whoever comes second finds the other's
+//! range there and copies the bytes, so a put makes progress as soon as both sides have come, whether
+//! or not the first one is looking.
+//!
+//! ```text
+//!              arm (target)             put (source): copies
+//!   EMPTY(g) ---------------> ARMED(g) ----------------------.
+//!      |                                                     v
+//!      |  put (source)          arm (target): copies      FILLED(g) --- wait (target) ---> EMPTY(g+1)
+//!      `---------------> OFFERED(g) -------------------------^
+//! ```
+//!
+//! Only the first step out of `EMPTY` is contended: it is a compare-and-swap. Every other step has one
+//! party that may take it. Each side writes only its own fields, before the release that publishes them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Slots of a ring: one page a stream. Arms and puts beyond it queue at their own side.
+pub const SLOTS: u64 = 64;
+
+const EMPTY: u64 = 0;
+const ARMED: u64 = 1;
+const OFFERED: u64 = 2;
+const FILLED: u64 = 3;
+
+/// State of slot `i`'s ring position in the round that `i` belongs to. All zeros is `EMPTY` of round 0.
+fn state(i: u64, code: u64) -> u64 {
+    (i / SLOTS) << 2 | code
+}
+
+/// One meeting place, a cache line of its own.
+#[repr(C, align(64))]
+#[derive(Default)]
+struct Slot {
+    state: AtomicU64,
+    /// Written by the target: where the bytes go, and how many fit.
+    armed_at: AtomicU64,
+    armed_len: AtomicU64,
+    /// Written by the source: where the bytes are, and how many.
+    put_at: AtomicU64,
+    put_len: AtomicU64,
+}
+
+/// The ring. Valid when all zeros.
+#[repr(C)]
+pub struct Stream {
+    slots: [Slot; SLOTS as usize],
+}
+
+/// A range in the memory of the other side, in the transport's addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// First byte.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What the first to come and the second to come have to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Meeting {
+    /// The other side has not come: it will copy.
+    First,
+    /// The other side waits with this range: copy now, then [`Stream::fill`].
+    Second(Span),
+    /// The slot still serves an earlier round: come again later.
+    Full,
+    /// The state is none that the protocol knows: memory was overwritten.
+    Broken,
+}
+
+impl Stream {
+    fn slot(&self, i: u64) -> &Slot {
+        &self.slots[(i % SLOTS) as usize]
+    }
+
+    /// The source comes with put `i`.
+    pub fn put(&self, i: u64, span: Span) -> Meeting {
+        let slot = self.slot(i);
+        let now = slot.state.load(Ordering::Acquire);
+        if now == state(i, ARMED) {
+            return Meeting::Second(slot.armed());
+        }
+        if now != state(i, EMPTY) {
+            return if now < state(i, EMPTY) { Meeting::Full } else { Meeting::Broken };
+        }
+        slot.put_at.store(span.at, Ordering::Relaxed);
+        slot.put_len.store(span.len, Ordering::Relaxed);
+        // Release: publishes the span and the bytes in it. Acquire: sees the span that the target armed.
+        match slot.state.compare_exchange(now, state(i, OFFERED), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Meeting::First,
+            Err(now) if now == state(i, ARMED) => Meeting::Second(slot.armed()),
+            Err(_) => Meeting::Broken,
+        }
+    }
+
+    /// The target comes with arm `i`. It must have released `i - SLOTS` before.
+    pub fn arm(&self, i: u64, span: Span) -> Meeting {
+        let slot = self.slot(i);
+        slot.armed_at.store(span.at, Ordering::Relaxed);
+        slot.armed_len.store(span.len, Ordering::Relaxed);
+        // Release: what the target did to the range is over. Acquire: the offered bytes are visible.
+        match slot.state.compare_exchange(
+            state(i, EMPTY),
+            state(i, ARMED),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => Meeting::First,
+            Err(now) if now == state(i, OFFERED) => Meeting::Second(slot.put_span()),
+            Err(_) => Meeting::Broken,
+        }
+    }
+
+    /// The second to come has copied `len` bytes.
+    pub fn fill(&self, i: u64, len: u64) {
+        let slot = self.slot(i);
+        slot.put_len.store(len, Ordering::Relaxed);
+        slot.state.store(state(i, FILLED), Ordering::Release);
+    }
+
+    /// For the target: the length of put `i` once its bytes are there.
+    pub fn filled(&self, i: u64) -> Option<u64> {
+        let slot = self.slot(i);
+        (slot.state.load(Ordering::Acquire) == state(i, FILLED)).then(|| slot.put_len.load(Ordering::Relaxed))
+    }
+
+    /// The target has taken note of put `i`: the slot is free for `i + SLOTS`.
+    pub fn release(&self, i: u64) {
+        self.slot(i).state.store(state(i + SLOTS, EMPTY), Ordering::Release);
+    }
+
+    /// For the source, once put `i` was [`Meeting::First`] or filled: nobody reads its range any more.
+    pub fn is_taken(&self, i: u64) -> bool {
+        self.slot(i).state.load(Ordering::Acquire) != state(i, OFFERED)
+    }
+
+    /// For the target, of an armed `i`: whether the source has come at all.
+    pub fn has_put(&self, i: u64) -> bool {
+        self.slot(i).state.load(Ordering::Acquire) != state(i, ARMED)
+    }
+}
+
+impl Slot {
+    fn armed(&self) -> Span {
+        Span { at: self.armed_at.load(Ordering::Relaxed), len: self.armed_len.load(Ordering::Relaxed) }
+    }
+
+    fn put_span(&self) -> Span {
+        Span { at: self.put_at.load(Ordering::Relaxed), len: self.put_len.load(Ordering::Relaxed) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream() -> Stream {
+        Stream { slots: std::array::from_fn(|_| Slot::default()) }
+    }
+
+    fn span(at: u64) -> Span {
+        Span { at, len: at + 1 }
+    }
+
+    #[test]
+    fn the_second_to_come_copies() {
+        let s = stream();
+        assert_eq!(s.arm(0, span(10)), Meeting::First);
+        assert_eq!(s.filled(0), None);
+        assert_eq!(s.put(0, span(20)), Meeting::Second(span(10)));
+        s.fill(0, 21);
+        assert_eq!(s.filled(0), Some(21));
+        assert!(s.is_taken(0));
+
+        assert_eq!(s.put(1, span(30)), Meeting::First);
+        assert!(!s.is_taken(1));
+        assert_eq!(s.arm(1, span(40)), Meeting::Second(span(30)));
+        s.fill(1, 31);
+        assert!(s.is_taken(1));
+        assert_eq!(s.filled(1), Some(31));
+    }
+
+    #[test]
+    fn a_full_ring_says_so_until_the_target_releases() {
+        let s = stream();
+        for i in 0..SLOTS {
+            assert_eq!(s.put(i, span(i)), Meeting::First);
+        }
+        assert_eq!(s.put(SLOTS, span(7)), Meeting::Full);
+        assert_eq!(s.arm(0, span(9)), Meeting::Second(span(0)));
+        s.fill(0, 1);
+        assert_eq!(s.put(SLOTS, span(7)), Meeting::Full);
+        s.release(0);
+        assert!(s.is_taken(0), "a released slot was taken");
+        assert_eq!(s.put(SLOTS, span(7)), Meeting::First);
+        assert!(s.is_taken(0) && !s.is_taken(SLOTS));
+    }
+
+    #[test]
+    fn two_threads_racing_for_every_slot_lose_nothing() {
+        const PUTS: u64 = 200_000;
+        let s = stream();
+        let copies = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 0..PUTS {
+                    loop {
+                        match s.put(i, span(i)) {
+                            Meeting::First => break,
+                            Meeting::Second(to) => {
+                                assert_eq!(to, span(2 * i));
+                                copies.fetch_add(1, Ordering::Relaxed);
+                                s.fill(i, i + 1);
+                                break;
+                            }
+                            Meeting::Full => std::thread::yield_now(),
+                            Meeting::Broken => panic!("broken at {i}"),
+                        }
+                    }
+                }
+            });
+            for i in 0..PUTS {
+                match s.arm(i, span(2 * i)) {
+                    Meeting::First => {}
+                    Meeting::Second(from) => {
+                        assert_eq!(from, span(i));
+                        copies.fetch_add(1, Ordering::Relaxed);
+                        s.fill(i, from.len);
+                    }
+                    other => panic!("{other:?} at {i}"),
+                }
+                let len = loop {
+                    match s.filled(i) {
+                        Some(len) => break len,
+                        None => std::thread::yield_now(),
+                    }
+                };
+                assert_eq!(len, i + 1);
+                s.release(i);
+            }
+        });
+        assert_eq!(copies.into_inner(), PUTS);
+    }
+}
