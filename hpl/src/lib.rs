@@ -2,6 +2,7 @@
 //!
 //! Pure modules: text in, values out.
 
+pub mod dat;
 pub mod generator;
 pub mod hash;
 pub mod params;
