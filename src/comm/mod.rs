@@ -1,0 +1,8 @@
+//! Groups of ranks and what they do together: small collectives, panel broadcasts, exchanges.
+//!
+//! Everything here is a program over the armed-slot contract of [`crate::fabric`]: both ends of each
+//! put derive its place and order from the same call, so no message carries a tag.
+
+mod group;
+
+pub use group::Group;
