@@ -7,6 +7,7 @@
 //! Matrices are column-major and are passed as `faer`'s views ([`MatRef`], [`MatMut`]) with unit row
 //! stride; the column stride is BLAS's `lld`.
 
+mod blas;
 mod kernels;
 mod panel;
 mod reference;

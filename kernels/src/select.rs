@@ -4,15 +4,18 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::blas::{Blas, Wanted, known_names};
 use crate::reference::Reference;
 use crate::{Kernels, Scalar, c32, c64};
 
 /// What can be written where kernels are chosen.
-const CHOICES: &str = "native, native:avx512, native:avx2, native:portable, reference";
+const CHOICES: &str =
+    "native, native:avx512, native:avx2, native:portable, reference, blas, blas:NAME, blas:/path/to/library";
 
 /// A back end by name; `native`, with the best instruction set of this CPU, by default.
 ///
-/// Parsed from `native`, `native:avx512`, `native:avx2`, `native:portable` or `reference`, and printed as it was written.
+/// Parsed from, and printed as, `native`, `native:avx512`, `native:avx2`, `native:portable`, `reference`,
+/// `blas` (the first library found), `blas:openblas` (or `mkl`, `blis`, …) and `blas:/path/to/library.so`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Hash)]
 pub struct Choice(Kind);
 
@@ -21,6 +24,7 @@ enum Kind {
     #[default]
     Native,
     Reference,
+    Blas(Wanted),
 }
 
 impl Choice {
@@ -32,10 +36,13 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
-            Kind::Native => "native",
-            Kind::Reference => "reference",
-        })
+        match &self.0 {
+            Kind::Native => f.write_str("native"),
+            Kind::Reference => f.write_str("reference"),
+            Kind::Blas(Wanted::Any) => f.write_str("blas"),
+            Kind::Blas(Wanted::Known(name)) => write!(f, "blas:{name}"),
+            Kind::Blas(Wanted::File(path)) => write!(f, "blas:{}", path.display()),
+        }
     }
 }
 
@@ -46,9 +53,23 @@ impl FromStr for Choice {
         match text {
             "native" => Ok(Choice(Kind::Native)),
             "reference" => Ok(Choice(Kind::Reference)),
+            "blas" => Ok(Choice(Kind::Blas(Wanted::Any))),
+            _ if text.starts_with("blas:") => blas(&text[5..]).map(|wanted| Choice(Kind::Blas(wanted))),
             _ => Err(format!("`{text}` is no kernels; choose among {CHOICES}")),
         }
     }
+}
+
+fn blas(which: &str) -> Result<Wanted, String> {
+    if let Some(name) = known_names().find(|name| *name == which) {
+        return Ok(Wanted::Known(name));
+    }
+    // What is no name is a file if it looks like one.
+    if which.contains(['/', '.']) {
+        return Ok(Wanted::File(which.into()));
+    }
+    let names = known_names().collect::<Vec<_>>().join(", ");
+    Err(format!("`blas:{which}` names no BLAS; the names are {names}, or give a file: blas:/path/to/library"))
 }
 
 /// One back end, ready for all four types.
@@ -76,8 +97,13 @@ impl KernelSet {
     /// # Errors
     /// When this machine does not have it: what was tried, and the remedy.
     pub fn select(choice: &Choice) -> Result<KernelSet, String> {
-        match choice.0 {
+        match &choice.0 {
             Kind::Native | Kind::Reference => Ok(KernelSet::new(Reference::new())),
+            Kind::Blas(wanted) => {
+                let blas = Blas::find(wanted, KernelSet::select(&Choice::default())?)?;
+                let warnings = blas.warning().into_iter().collect();
+                Ok(KernelSet { warnings, ..KernelSet::new(blas) })
+            }
         }
     }
 
