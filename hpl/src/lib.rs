@@ -2,7 +2,14 @@
 //!
 //! Pure modules: text in, values out.
 
+pub mod auto;
+pub mod cli;
 pub mod dat;
+pub mod exit;
 pub mod generator;
 pub mod hash;
+pub mod machine;
 pub mod params;
+pub mod plan;
+pub mod settings;
+pub mod units;

@@ -1,0 +1,370 @@
+//! From the command line and `HPL.dat` to one set of settings; nothing is started here.
+//!
+//! Two steps, because sizing needs the speed of the machine: [`request`] reads and checks what the
+//! user said, [`Request::settle`] fills what was left open.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fulmen::Error;
+
+use crate::auto::{self, Choice};
+use crate::cli::{Cli, Fabric};
+use crate::dat;
+use crate::exit::Failure;
+use crate::machine::Host;
+use crate::params::{Input, Sink};
+use crate::plan::Rate;
+
+/// Panels kept ahead at most; deeper look-ahead needs more panel buffers and gains nothing (HPL's TUNING).
+pub const DEEPEST: usize = 2;
+
+/// What the user said, checked as far as it can be without knowing the machine.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The file's values under the flags'.
+    pub input: Input,
+    /// Whether N, NB and the grid were said.
+    pub given: Given,
+    /// `HPL.dat`, if one was read.
+    pub file: Option<PathBuf>,
+    /// Repairs and doubts, ready to print.
+    pub warnings: Vec<String>,
+    /// Things to know, ready to print.
+    pub notes: Vec<String>,
+    cli: Cli,
+}
+
+/// What was said and what is left to choose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Given {
+    /// N.
+    pub n: bool,
+    /// NB.
+    pub nb: bool,
+    /// P and Q.
+    pub grid: bool,
+}
+
+/// Everything that a job needs to know.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The runs.
+    pub input: Input,
+    /// Ranks to start: at least what the largest grid needs.
+    pub ranks: usize,
+    /// Threads of each rank.
+    pub threads: usize,
+    /// What the ranks are.
+    pub fabric: Fabric,
+    /// The back end, as the library parses it: `native`, `reference`, `blas`, `blas:PATH`.
+    pub kernels: String,
+    /// Silence after which a rank is lost.
+    pub silence: Duration,
+    /// Wait after which a living rank is given up.
+    pub timeout: Duration,
+    /// Where the JSON report goes.
+    pub json: Option<Sink>,
+    /// Print the hash of x.
+    pub hash: bool,
+    /// Print nothing of our own.
+    pub quiet: bool,
+    /// Only say what would run.
+    pub check: bool,
+    /// What was chosen for the user, and why.
+    pub choices: Vec<Choice>,
+    /// Repairs and doubts, ready to print.
+    pub warnings: Vec<String>,
+    /// Things to know, ready to print.
+    pub notes: Vec<String>,
+}
+
+/// Reads the file (if any) and puts the flags over it. `folder` is where `HPL.dat` is looked for when
+/// no file is named.
+///
+/// # Errors
+/// Whatever is wrong with the file or the flags: exit 2.
+pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
+    let named = cli.file.as_ref().or(cli.input.as_ref());
+    let found = folder.join("HPL.dat");
+    let file = named.cloned().or_else(|| found.is_file().then_some(found));
+    let (mut warnings, mut notes) = (vec![], vec![]);
+    let mut given = Given::default();
+    let mut input = match &file {
+        None => Input::default(),
+        Some(path) => {
+            let shown = if named.is_some() { path.display().to_string() } else { "HPL.dat".to_string() };
+            let bytes = std::fs::read(path).map_err(|e| {
+                let remedy = "name a file that you may read, or give the values as flags (see --help)";
+                Error::argument("HPL.dat", &shown, format!("cannot be read: {e}"), remedy)
+            })?;
+            let parsed = dat::read(&shown, &bytes).map_err(Failure::Input)?;
+            given = Given { n: true, nb: true, grid: true };
+            if named.is_none() {
+                notes.push(format!("{shown} of this folder is run (name another file, or start elsewhere)"));
+            }
+            warnings.extend(parsed.warnings.iter().map(|w| w.to_string()));
+            notes.extend(parsed.notes);
+            parsed.input
+        }
+    };
+    override_with(cli, &mut input, &mut given)?;
+    cap_depths(&mut input, &mut warnings);
+    Ok(Request { input, given, file, warnings, notes, cli: cli.clone() })
+}
+
+fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), Error> {
+    fn set<T: Clone>(flag: &Option<T>, value: &mut T) -> bool {
+        flag.as_ref().is_some_and(|f| {
+            *value = f.clone();
+            true
+        })
+    }
+    given.n |= set(&cli.n, &mut input.ns);
+    given.nb |= set(&cli.nb, &mut input.nbs);
+    given.grid |= grids(cli, input, given.grid)?;
+    set(&cli.pmap, &mut input.pmap);
+    set(&cli.threshold, &mut input.threshold);
+    set(&cli.seed, &mut input.seed);
+    set(&cli.depth, &mut input.depths);
+    set(&cli.bcast, &mut input.bcasts);
+    set(&cli.pfact, &mut input.pfacts);
+    set(&cli.rfact, &mut input.rfacts);
+    set(&cli.nbmin, &mut input.nbmins);
+    set(&cli.ndiv, &mut input.ndivs);
+    set(&cli.swap, &mut input.swap);
+    set(&cli.swap_threshold, &mut input.swap_threshold);
+    if let Some(path) = &cli.output {
+        input.sink = if path == Path::new("-") { Sink::Stdout } else { Sink::File(path.clone()) };
+    }
+    if cli.json.as_deref() == Some(Path::new("-")) {
+        if input.sink == Sink::Stdout {
+            input.sink = Sink::Stderr;
+        }
+    } else if let (Some(json), Sink::File(report)) = (&cli.json, &input.sink)
+        && json == report
+    {
+        let value = json.display();
+        return Err(Error::argument("--json", value, "the HPL.out report goes there", "name another file"));
+    }
+    Ok(())
+}
+
+/// -P and -Q over the file's grids, and both against --ranks.
+fn grids(cli: &Cli, input: &mut Input, from_file: bool) -> Result<bool, Error> {
+    let list = |v: &[usize]| v.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let pair = |ps: &[usize], qs: &[usize]| -> Result<Vec<(usize, usize)>, Error> {
+        if ps.len() != qs.len() {
+            let problem = format!("{} values, but -Q has {} ({})", ps.len(), qs.len(), list(qs));
+            let remedy = "P and Q pair up, one grid a pair: give as many of one as of the other";
+            return Err(Error::argument("-P", list(ps), problem, remedy));
+        }
+        Ok(ps.iter().copied().zip(qs.iter().copied()).collect())
+    };
+    // The other side of the grid, from the file or from the number of ranks.
+    let other = |flag: &str, these: &[usize], theirs: fn(&(usize, usize)) -> usize| {
+        if from_file {
+            return Ok(input.grids.iter().map(theirs).collect::<Vec<_>>());
+        }
+        let missing = if flag == "-P" { "-Q" } else { "-P" };
+        let Some(ranks) = cli.ranks else {
+            let remedy = format!("give {missing} too, or --ranks");
+            return Err(Error::argument(flag, list(these), "a grid is P x Q", remedy));
+        };
+        match these.iter().find(|&&one| !ranks.is_multiple_of(one)) {
+            Some(one) => {
+                let problem = format!("{one} does not divide {ranks} ranks");
+                let remedy = format!("give {missing} too, or another number of --ranks");
+                Err(Error::argument(flag, list(these), problem, remedy))
+            }
+            None => Ok(these.iter().map(|one| ranks / one).collect()),
+        }
+    };
+    let given = match (&cli.p, &cli.q) {
+        (Some(ps), Some(qs)) => {
+            input.grids = pair(ps, qs)?;
+            true
+        }
+        (Some(ps), None) => {
+            input.grids = pair(ps, &other("-P", ps, |g| g.1)?)?;
+            true
+        }
+        (None, Some(qs)) => {
+            input.grids = pair(&other("-Q", qs, |g| g.0)?, qs)?;
+            true
+        }
+        (None, None) => from_file,
+    };
+    let needed = input.ranks_needed();
+    match cli.ranks {
+        Some(ranks) if given && needed > ranks => {
+            let (p, q) = input.grids.iter().copied().max_by_key(|(p, q)| p * q).unwrap_or((1, 1));
+            let problem = format!("the {p} x {q} grid needs {needed}, --ranks has {ranks}");
+            let remedy = format!("leave --ranks away, raise it to {needed}, or take a smaller grid");
+            Err(Error::argument("--ranks", ranks, problem, remedy))
+        }
+        _ => Ok(given),
+    }
+}
+
+fn cap_depths(input: &mut Input, warnings: &mut Vec<String>) {
+    if let Some(&deepest) = input.depths.iter().filter(|d| **d > DEEPEST).max() {
+        warnings.push(format!(
+            "DEPTH {deepest}: {DEEPEST} panels are kept ahead at most, and {DEEPEST} is taken\n    \
+             deeper look-ahead costs memory and gains nothing"
+        ));
+        input.depths.iter_mut().for_each(|d| *d = (*d).min(DEEPEST));
+    }
+}
+
+impl Request {
+    /// Whether the speed of the machine is needed to settle it.
+    pub fn needs_rate(&self) -> bool {
+        !self.given.n
+    }
+
+    /// The back end that was asked for.
+    pub fn kernels(&self) -> &str {
+        self.cli.kernels.as_deref().unwrap_or("native")
+    }
+
+    /// Ranks and threads per rank, as far as they were said, on a host.
+    pub fn shape(&self, host: &Host) -> (usize, usize) {
+        let needed = if self.given.grid { self.input.ranks_needed() } else { 1 };
+        let alone = !self.given.grid && self.cli.ranks.is_none() && self.cli.threads.is_none();
+        let ranks = self.cli.ranks.unwrap_or(if alone { auto::ranks(host) } else { needed });
+        (ranks, self.cli.threads.unwrap_or_else(|| (host.cores / ranks).max(1)))
+    }
+
+    /// Fills what was left open.
+    pub fn settle(self, host: &Host, rate: Rate) -> Settings {
+        let (ranks, threads) = self.shape(host);
+        let Request { mut input, given, warnings, mut notes, cli, .. } = self;
+        let choices = auto::fill(&mut input, given, (ranks, threads), host, rate);
+        let needed = input.ranks_needed();
+        if ranks > needed {
+            notes.push(format!(
+                "{} of {ranks} ranks stay idle: the largest grid needs {needed}",
+                ranks - needed
+            ));
+        }
+        Settings {
+            input,
+            ranks,
+            threads,
+            fabric: cli.fabric.unwrap_or_default(),
+            kernels: cli.kernels.unwrap_or_else(|| "native".to_string()),
+            silence: cli.silence.unwrap_or(Duration::from_secs(10)),
+            timeout: cli.timeout.unwrap_or(Duration::from_secs(600)),
+            json: cli.json.map(|p| if p == Path::new("-") { Sink::Stdout } else { Sink::File(p) }),
+            hash: cli.hash,
+            quiet: cli.quiet,
+            check: cli.check,
+            choices,
+            warnings,
+            notes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn cli(args: &str) -> Cli {
+        Cli::try_parse_from(std::iter::once("hpl-run").chain(args.split_whitespace())).unwrap()
+    }
+
+    fn asked(args: &str) -> Result<Request, String> {
+        let nowhere = tempfile::tempdir().unwrap();
+        request(&cli(args), nowhere.path()).map_err(|e| {
+            assert_eq!(e.status() as u8, 2);
+            e.to_string()
+        })
+    }
+
+    fn host(cores: usize) -> Host {
+        Host {
+            name: "this machine".into(),
+            cores,
+            numa_nodes: 1,
+            available: Some(24 << 30),
+            bound: "free memory".into(),
+        }
+    }
+
+    fn settled(args: &str, cores: usize) -> Settings {
+        asked(args).unwrap().settle(&host(cores), Rate::measured(75.0 * cores as f64))
+    }
+
+    const DAT: &str = "a\nb\nHPL.out\n6\n1\n500\n1\n64\n0\n2\n2 1\n2 4\n16.0\n1\n2\n1\n4\n1\n2\n1\n1\n1\n1\n1\n1\n2\n\
+                       64\n0\n0\n1\n8\n";
+
+    #[test]
+    fn flags_stand_over_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("HPL.dat"), DAT).unwrap();
+        let plain = request(&cli(""), folder.path()).unwrap();
+        assert_eq!((plain.input.ns.clone(), plain.input.grids.clone()), (vec![500], vec![(2, 2), (1, 4)]));
+        assert!(plain.notes[0].contains("HPL.dat of this folder is run"));
+        let over = request(&cli("-N 600 --depth 0,64 -Q 3,5"), folder.path()).unwrap();
+        assert_eq!((over.input.ns.clone(), over.input.grids.clone()), (vec![600], vec![(2, 3), (1, 5)]));
+        assert_eq!(over.input.depths, [0, 2]);
+        assert!(over.warnings[0].starts_with("DEPTH 64"));
+        let wrong = request(&cli("-Q 3"), folder.path()).unwrap_err().to_string();
+        assert!(wrong.contains("-P: 2,1: 2 values, but -Q has 1 (3)"), "{wrong}");
+        let settings = plain.settle(&host(2), Rate::measured(100.0));
+        assert_eq!((settings.ranks, settings.threads), (4, 1));
+    }
+
+    #[test]
+    fn k2_05_ranks_and_grids() {
+        let message = asked("-P 4 -Q 4 --ranks 4").unwrap_err();
+        assert!(message.contains("--ranks: 4: the 4 x 4 grid needs 16, --ranks has 4"), "{message}");
+        let settings = settled("-N 100 -P 1 -Q 2 --ranks 4", 4);
+        assert_eq!(settings.ranks, 4);
+        assert!(settings.notes.iter().any(|n| n.starts_with("2 of 4 ranks stay idle")));
+    }
+
+    #[test]
+    fn half_a_grid() {
+        assert!(asked("-P 2").unwrap_err().contains("-P: 2: a grid is P x Q\n    give -Q too, or --ranks"));
+        assert!(asked("-P 2 --ranks 3").unwrap_err().contains("-P: 2: 2 does not divide 3 ranks"));
+        assert_eq!(asked("-P 2 --ranks 6").unwrap().input.grids, [(2, 3)]);
+        assert_eq!(asked("-Q 3,2 --ranks 6").unwrap().input.grids, [(2, 3), (3, 2)]);
+        assert!(asked("-P 1,2 -Q 3").unwrap_err().contains("pair up"));
+    }
+
+    #[test]
+    fn files_that_cannot_be_read() {
+        let message = asked("/nonexistent/HPL.dat").unwrap_err();
+        assert!(message.contains("HPL.dat: /nonexistent/HPL.dat: cannot be read: "), "{message}");
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("x.dat"), DAT.replacen("500", "1e2", 1)).unwrap();
+        let named = cli(&folder.path().join("x.dat").display().to_string());
+        let error = request(&named, folder.path()).unwrap_err();
+        assert_eq!(error.status() as u8, 2);
+        assert!(error.to_string().contains("x.dat:6: N: `1e2` is not a whole number"), "{error}");
+    }
+
+    #[test]
+    fn json_on_stdout_moves_the_report() {
+        assert_eq!(asked("--json -").unwrap().input.sink, Sink::Stderr);
+        assert_eq!(asked("--json - --output x").unwrap().input.sink, Sink::File("x".into()));
+        assert!(asked("--json x --output x").unwrap_err().contains("name another file"));
+    }
+
+    #[test]
+    fn threads_share_the_cores() {
+        let shape = |args: &str, cores| {
+            let s = settled(args, cores);
+            (s.ranks, s.threads)
+        };
+        assert_eq!(shape("", 2), (1, 2));
+        assert_eq!(shape("-P 1 -Q 2", 2), (2, 1));
+        assert_eq!(shape("-P 2 -Q 3", 4), (6, 1));
+        assert_eq!(shape("--threads 1", 8), (1, 1));
+        assert_eq!(shape("--ranks 4", 8), (4, 2));
+    }
+}
