@@ -17,7 +17,7 @@ mod select;
 mod shared;
 mod team;
 
-pub use faer::{MatMut, MatRef};
+pub use faer::{Mat, MatMut, MatRef};
 pub use kernels::{Description, Diag, Kernels, Op, Side, Tile, Uplo};
 pub use num_complex::Complex;
 pub use panel::{Candidate, PanelShape, PivotExchange, Variant};
