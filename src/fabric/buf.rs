@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 
 use bytemuck::Pod;
+use fulmen_kernels::{MatMut, SharedMut};
 
 use super::{Fabric, Lane, Ticket};
 use crate::error::{Error, Result};
@@ -150,18 +151,41 @@ impl<T: Pod> Buf<T> {
     /// When part of it is armed or being put.
     pub fn write(&mut self, range: Range<usize>) -> &mut [T] {
         let bytes = self.bytes(&range);
+        self.check_writable(&range);
+        // SAFETY: in bounds and initialised; exclusive by `&mut self` and the check above.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(bytes.start).cast(), range.len()) }
+    }
+
+    fn check_writable(&self, range: &Range<usize>) {
         let ledger = self.ledger();
         assert!(
-            !ledger.armed.iter().any(|a| overlap(&a.range, &range)),
+            !ledger.armed.iter().any(|a| overlap(&a.range, range)),
             "{range:?} is armed and cannot be written"
         );
         assert!(
-            !ledger.sending.iter().any(|(_, r)| overlap(r, &range)),
+            !ledger.sending.iter().any(|(_, r)| overlap(r, range)),
             "{range:?} is being put: flush first"
         );
-        drop(ledger);
-        // SAFETY: in bounds and initialised; exclusive by `&mut self` and the two checks above.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(bytes.start).cast(), range.len()) }
+    }
+
+    /// The elements of `range` as a column-major matrix of `nrows` rows, to be written by several threads.
+    ///
+    /// # Safety
+    /// While parts of the result are in use nobody else may read or write them, nor may `range` be armed or
+    /// put.
+    ///
+    /// # Panics
+    /// When part of `range` is armed or being put, or `nrows` does not divide its length.
+    pub unsafe fn shared(&self, range: Range<usize>, nrows: usize) -> SharedMut<'_, T> {
+        let bytes = self.bytes(&range);
+        self.check_writable(&range);
+        assert!(range.len().is_multiple_of(nrows.max(1)), "{} elements in columns of {nrows}", range.len());
+        // SAFETY: in bounds and initialised; exclusive by the caller's promise.
+        let all = unsafe {
+            std::slice::from_raw_parts_mut(self.memory.as_ptr().add(bytes.start).cast::<T>(), range.len())
+        };
+        let ncols = range.len() / nrows.max(1);
+        SharedMut::new(MatMut::from_column_major_slice_mut(all, nrows, ncols))
     }
 
     /// Lets `from` fill `range` once.
@@ -244,14 +268,13 @@ impl<T: Pod> Buf<T> {
     /// # Errors
     /// As [`Fabric::flush`].
     pub fn flush(&mut self, fabric: &dyn Fabric) -> Result<()> {
-        let ledger = self.ledger.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for at in 0..ledger.sending.len() {
-            if let Err(e) = fabric.flush(ledger.sending[at].0) {
-                ledger.sending.drain(..at);
+        let sending = std::mem::take(&mut self.ledger().sending);
+        for (at, (ticket, _)) in sending.iter().enumerate() {
+            if let Err(e) = fabric.flush(*ticket) {
+                self.ledger().sending = sending[at..].to_vec();
                 return Err(e);
             }
         }
-        ledger.sending.clear(); // keeps its memory: buffers are used again and again
         Ok(())
     }
 }

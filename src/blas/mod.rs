@@ -1,3 +1,0 @@
-//! Distributed level 1 to 3 operations.
-
-pub mod norm;

@@ -1,0 +1,19 @@
+//! Distributed LAPACK: factorisations and solves.
+
+mod factor;
+mod local;
+mod panel;
+mod pivot;
+mod plan;
+mod timing;
+mod update;
+
+mod lu;
+mod solve;
+
+mod getrs;
+
+pub use getrs::getrs;
+pub use lu::{LuFactors, LuOpts, Observer, Silent, getrf};
+pub use solve::back_substitute;
+pub use timing::{Phase, PhaseTimes};

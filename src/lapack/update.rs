@@ -1,0 +1,513 @@
+//! What a factored panel does to other columns: exchange rows, U := L11⁻¹·U, A22 := A22 − L21·U.
+//!
+//! The columns are cut into chunks, and each chunk goes through three stages, each a set of tasks that
+//! the team's members take from a counter:
+//!
+//! * X: gather the rows that other ranks of the process column want (nothing if the column is one rank);
+//! * A: assemble U strip by strip, packed; move displaced rows; triangular solve in place; write U back;
+//! * B: A22 −= L21·U, a block of rows at a time.
+//!
+//! Stage X runs two chunks ahead of B and A one ahead, so that rows travel while others multiply, and a
+//! member that is late holds up nobody who still has a task. Member 0 is the rank's own thread; it
+//! alone talks to the fabric, between its tasks.
+//!
+//! Three slots of buffers are in turn: a slot is reused when its chunk is through stage B.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{OnceLock, RwLock};
+
+use fulmen_kernels::{
+    Diag, Kernels, Mat, MatMut, MatRef, Member, Op, Scalar, SharedMut, Side, Team, Uplo, gather_strip,
+    move_rows,
+};
+
+use super::plan::RowPlan;
+use super::timing::{Clock, Phase};
+use crate::comm::Group;
+use crate::error::{Error, Result};
+use crate::fabric::{Buf, Fabric, Lane};
+
+/// Chunks whose buffers exist at once.
+const SLOTS: usize = 3;
+/// Strips in one task of stage A.
+const STRIPS: usize = 4;
+
+/// Buffers for packed U and of the row exchange, kept for the whole factorisation.
+pub(crate) struct UpdateSpace<T> {
+    u: [Vec<T>; SLOTS],
+    exchange: Exchange<T>,
+}
+
+/// The part of [`UpdateSpace`] that other ranks write to.
+pub(crate) struct Exchange<T> {
+    /// Most columns in a chunk; a multiple of `nr`.
+    width: usize,
+    send: Vec<RwLock<Buf<T>>>,
+    recv: Vec<RwLock<Buf<T>>>,
+}
+
+/// Packed U of the chunks under way, written and read by tasks.
+pub(crate) type Slots<'a, T> = [SharedMut<'a, T>; SLOTS];
+
+impl<T: Scalar> UpdateSpace<T> {
+    /// For panels of at most `jb` columns and `ncols` local columns.
+    pub(crate) fn new(kernels: &dyn Kernels<T>, column: &Group, jb: usize, ncols: usize) -> Result<Self> {
+        let nr = kernels.tile().nr;
+        // Wide enough to amortise the pass over L21, narrow enough for U to stay in the last-level cache
+        // (2 MiB at jb = 256) and for some chunks to exist to be overlapped.
+        let width = (ncols / 4).clamp(64, 1024).next_multiple_of(nr);
+        let u_len = kernels.tile().packed_b_len(jb, width);
+        let fabric = column.fabric();
+        let (mut send, mut recv) = (Vec::new(), Vec::new());
+        if column.len() > 1 {
+            for _ in 0..SLOTS {
+                // Sent: at most jb rows of U and jb displaced rows; received: at most jb and jb.
+                send.push(RwLock::new(Buf::zeros(&**fabric, 2 * jb * width)?));
+                recv.push(RwLock::new(Buf::zeros(&**fabric, 2 * jb * width)?));
+            }
+        }
+        let u = std::array::from_fn(|_| vec![T::zero(); u_len]);
+        Ok(UpdateSpace { u, exchange: Exchange { width, send, recv } })
+    }
+
+    /// Waits until what was sent has left.
+    pub(crate) fn flush(&mut self, fabric: &dyn Fabric) -> Result<()> {
+        self.exchange.send.iter().try_for_each(|send| write(send).flush(fabric))
+    }
+
+    /// Lends the buffers to the updates of one step.
+    pub(crate) fn lend(&mut self) -> (Slots<'_, T>, &Exchange<T>) {
+        let slots = self.u.each_mut().map(|u| {
+            let len = u.len();
+            SharedMut::new(MatMut::from_column_major_slice_mut(&mut u[..], len, 1))
+        });
+        (slots, &self.exchange)
+    }
+}
+
+/// What U is solved with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Triangle {
+    /// Nothing: rows are moved only.
+    None,
+    /// L11: the lower triangle with unit diagonal.
+    UnitLower,
+    /// U11: the upper triangle with its diagonal.
+    Upper,
+}
+
+/// A factored panel as the update reads it.
+#[derive(Clone)]
+pub(crate) struct FactoredPanel<'a, T> {
+    /// Which part of `top` is used.
+    pub(crate) triangle: Triangle,
+    /// The panel's triangle, jb × jb.
+    pub(crate) top: MatRef<'a, T>,
+    /// The panel's other rows that this rank has, packed.
+    pub(crate) packed: &'a [T],
+    /// Which local rows they are: these rows of C are updated.
+    pub(crate) rows: Range<usize>,
+    /// My part in the row exchange.
+    pub(crate) plan: &'a RowPlan,
+}
+
+impl<'a, T: Scalar> FactoredPanel<'a, T> {
+    /// A panel that only moves rows.
+    pub(crate) fn only_rows(plan: &'a RowPlan) -> Self {
+        let top = MatRef::from_column_major_slice(&[], 0, 0); // not looked at
+        FactoredPanel { triangle: Triangle::None, top, packed: &[], rows: 0..0, plan }
+    }
+}
+
+/// One update, shared by the members that carry it out.
+pub(crate) struct Update<'a, T> {
+    kernels: &'a dyn Kernels<T>,
+    column: &'a Group,
+    space: &'a Exchange<T>,
+    panel: FactoredPanel<'a, T>,
+    /// The local block.
+    a: SharedMut<'a, T>,
+    chunks: Vec<Chunk<'a, T>>,
+    failed: &'a OnceLock<Error>,
+}
+
+struct Chunk<'a, T> {
+    cols: Range<usize>,
+    u: SharedMut<'a, T>,
+    x: Tasks,
+    a: Tasks,
+    b: Tasks,
+    /// Buffers are free and armed: stage X may write.
+    open: AtomicBool,
+    /// Messages that have arrived, counted by member 0.
+    messages: AtomicUsize,
+    /// All of them have: stage A may read.
+    arrived: AtomicBool,
+}
+
+/// Tasks 0..total, handed out by a counter.
+struct Tasks {
+    total: usize,
+    next: AtomicUsize,
+    done: AtomicUsize,
+}
+
+impl Tasks {
+    fn new(total: usize) -> Self {
+        Tasks { total, next: AtomicUsize::new(0), done: AtomicUsize::new(0) }
+    }
+    fn take(&self) -> Option<usize> {
+        // The load keeps late comers from counting up a shared line for nothing.
+        (self.next.load(Ordering::Relaxed) < self.total)
+            .then(|| self.next.fetch_add(1, Ordering::Relaxed))
+            .filter(|&task| task < self.total)
+    }
+    fn finish(&self) {
+        self.done.fetch_add(1, Ordering::Release);
+    }
+    fn all_done(&self) -> bool {
+        self.done.load(Ordering::Acquire) == self.total
+    }
+}
+
+impl<'a, T: Scalar> Update<'a, T> {
+    /// Prepares the update of local columns `cols` of `a` by `panel`.
+    pub(crate) fn new(
+        kernels: &'a dyn Kernels<T>,
+        column: &'a Group,
+        (u, space): (Slots<'a, T>, &'a Exchange<T>),
+        panel: FactoredPanel<'a, T>,
+        a: SharedMut<'a, T>,
+        cols: Range<usize>,
+        failed: &'a OnceLock<Error>,
+    ) -> Self {
+        let nr = kernels.tile().nr;
+        let mc = kernels.tile().mc;
+        let exchange = column.len() > 1;
+        let chunks = cols
+            .clone()
+            .step_by(space.width)
+            .enumerate()
+            .map(|(c, start)| {
+                let cols = start..(start + space.width).min(cols.end);
+                let groups = cols.len().div_ceil(STRIPS * nr);
+                Chunk {
+                    u: u[c % SLOTS],
+                    x: Tasks::new(if exchange { groups } else { 0 }),
+                    a: Tasks::new(groups),
+                    b: Tasks::new(panel.rows.len().div_ceil(mc)),
+                    open: AtomicBool::new(!exchange),
+                    messages: AtomicUsize::new(0),
+                    arrived: AtomicBool::new(!exchange),
+                    cols,
+                }
+            })
+            .collect();
+        Update { kernels, column, space, panel, a, chunks, failed }
+    }
+
+    /// Does this member's part; returns when no task is left to take (others may still be in theirs).
+    /// Member 0 calls `between` between its tasks.
+    pub(crate) fn work(&self, me: Member<'_>, clock: &mut Clock, between: &mut dyn FnMut() -> Result<()>) {
+        let result = self.stages(me, clock, between);
+        if let Err(e) = result {
+            let _ = self.failed.set(e); // the first error is the one that is told
+        }
+    }
+
+    fn stages(
+        &self,
+        me: Member<'_>,
+        clock: &mut Clock,
+        between: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        for c in 0..self.chunks.len() + 2 {
+            if c < self.chunks.len() {
+                self.stage_x(c, me, clock)?;
+            }
+            let a = c.checked_sub(1).filter(|&c| c < self.chunks.len());
+            let b = c.checked_sub(2);
+            // Rows that are still on their way are not waited for while there is something to multiply.
+            if let Some(a) = a
+                && self.arrived(a, me)?
+            {
+                self.stage_a(a, me, clock)?;
+                between_tasks(me, clock, between)?;
+            }
+            if let Some(b) = b {
+                clock.time(Phase::Idle, || self.wait(me, || self.chunks[b].a.all_done()))?;
+                while let Some(task) = self.chunks[b].b.take() {
+                    clock.time(Phase::Update, || self.multiply(b, task));
+                    self.chunks[b].b.finish();
+                    between_tasks(me, clock, between)?;
+                }
+            }
+            if let Some(a) = a {
+                self.stage_a(a, me, clock)?; // what is left of it
+            }
+        }
+        Ok(())
+    }
+
+    fn stage_x(&self, c: usize, me: Member<'_>, clock: &mut Clock) -> Result<()> {
+        let chunk = &self.chunks[c];
+        if self.column.len() == 1 {
+            return clock.time(Phase::Idle, || self.slot_free(c, me));
+        }
+        clock.time(Phase::RowExchange, || {
+            if me.index() == 0 {
+                self.open(c, me)?;
+            }
+            self.wait(me, || chunk.open.load(Ordering::Acquire))?;
+            while let Some(task) = chunk.x.take() {
+                self.gather_for_others(c, task);
+                chunk.x.finish();
+            }
+            if me.index() == 0 {
+                self.wait(me, || chunk.x.all_done())?;
+                self.send(c)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn stage_a(&self, c: usize, me: Member<'_>, clock: &mut Clock) -> Result<()> {
+        let chunk = &self.chunks[c];
+        clock.time(Phase::RowExchange, || {
+            if me.index() == 0 {
+                self.receive(c, true)?;
+            }
+            self.wait(me, || chunk.arrived.load(Ordering::Acquire))?;
+            while let Some(task) = chunk.a.take() {
+                self.assemble_and_solve(c, task);
+                chunk.a.finish();
+            }
+            Ok(())
+        })
+    }
+
+    /// Whether the rows of a chunk are here; member 0 looks.
+    fn arrived(&self, c: usize, me: Member<'_>) -> Result<bool> {
+        if me.index() == 0 {
+            self.receive(c, false)?;
+        }
+        Ok(self.chunks[c].arrived.load(Ordering::Acquire))
+    }
+
+    /// Spins until `condition`; an error of another member ends the wait.
+    fn wait(&self, me: Member<'_>, condition: impl Fn() -> bool) -> Result<()> {
+        me.wait_until(|| condition() || self.failed.get().is_some());
+        match self.failed.get() {
+            Some(e) => Err(e.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until the chunk that had this slot before is through.
+    fn slot_free(&self, c: usize, me: Member<'_>) -> Result<()> {
+        match c.checked_sub(SLOTS) {
+            Some(before) => {
+                self.wait(me, || self.chunks[before].b.all_done() && self.chunks[before].a.all_done())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Member 0: frees the slot, arms what the others will send, and lets stage X begin.
+    fn open(&self, c: usize, me: Member<'_>) -> Result<()> {
+        self.slot_free(c, me)?;
+        let fabric = &**self.column.fabric();
+        let slot = c % SLOTS;
+        write(&self.space.send[slot]).flush(fabric)?;
+        let mut recv = write(&self.space.recv[slot]);
+        for (p, range) in self.receive_ranges(c) {
+            if !range.is_empty() {
+                recv.arm(fabric, Lane::ROWS, self.column.ranks()[p], range)?;
+            }
+        }
+        self.chunks[c].open.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// For each other rank that sends something, where its message lies in the receive buffer.
+    fn receive_ranges(&self, c: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let ncols = self.chunks[c].cols.len();
+        let plan = self.panel.plan;
+        let mut at = 0;
+        let me = self.column.me();
+        (0..self.column.len()).filter(move |&p| p != me).map(move |p| {
+            let start = at;
+            at += (plan.recv_u[p] + plan.recv_moves[p]) * ncols;
+            (p, start..at)
+        })
+    }
+
+    /// For each other rank, where my message to it lies in the send buffer.
+    fn send_ranges(&self, c: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let ncols = self.chunks[c].cols.len();
+        let plan = self.panel.plan;
+        let mut at = 0;
+        let me = self.column.me();
+        (0..self.column.len()).filter(move |&q| q != me).map(move |q| {
+            let start = at;
+            at += (plan.send_u.len() + plan.send_moves[q].len()) * ncols;
+            (q, start..at)
+        })
+    }
+
+    fn strips(&self, c: usize, task: usize) -> Range<usize> {
+        let group = STRIPS * self.kernels.tile().nr;
+        task * group..((task + 1) * group).min(self.chunks[c].cols.len())
+    }
+
+    /// Stage X: the columns of one task, for every other rank.
+    fn gather_for_others(&self, c: usize, task: usize) {
+        let chunk = &self.chunks[c];
+        let plan = self.panel.plan;
+        let cols = self.strips(c, task);
+        // SAFETY: only rows of these columns are read; nobody writes them before stage A of this chunk.
+        let a = unsafe {
+            self.a.part_ref(0..self.a.nrows(), chunk.cols.start + cols.start..chunk.cols.start + cols.end)
+        };
+        let send = read(&self.space.send[c % SLOTS]);
+        for (q, range) in self.send_ranges(c) {
+            let count = plan.send_u.len() + plan.send_moves[q].len();
+            if count == 0 {
+                continue;
+            }
+            // SAFETY: tasks write disjoint columns of the message, which is not being put (flushed in `open`,
+            // put after all tasks of stage X).
+            let message = unsafe { send.shared(range, count).part(0..count, cols.clone()) };
+            for (out, j) in message.col_iter_mut().zip(0..) {
+                for (x, &row) in out.iter_mut().zip(plan.send_u.iter().chain(&plan.send_moves[q])) {
+                    *x = a[(row, j)];
+                }
+            }
+        }
+    }
+
+    /// Member 0: puts my messages.
+    fn send(&self, c: usize) -> Result<()> {
+        let fabric = &**self.column.fabric();
+        let send = read(&self.space.send[c % SLOTS]);
+        for (q, range) in self.send_ranges(c) {
+            if !range.is_empty() {
+                send.put(fabric, Lane::ROWS, self.column.ranks()[q], range)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Member 0: takes the others' messages, waiting for them or not.
+    fn receive(&self, c: usize, wait: bool) -> Result<()> {
+        let chunk = &self.chunks[c];
+        if chunk.arrived.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let fabric = &**self.column.fabric();
+        let recv = read(&self.space.recv[c % SLOTS]);
+        let have = chunk.messages.load(Ordering::Relaxed);
+        for (p, _) in self.receive_ranges(c).filter(|(_, range)| !range.is_empty()).skip(have) {
+            let rank = self.column.ranks()[p];
+            if wait {
+                recv.wait(fabric, Lane::ROWS, rank)?;
+            } else if recv.try_wait(fabric, Lane::ROWS, rank)?.is_none() {
+                return Ok(());
+            }
+            chunk.messages.fetch_add(1, Ordering::Relaxed);
+        }
+        chunk.arrived.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Stage A for a few strips.
+    fn assemble_and_solve(&self, c: usize, task: usize) {
+        let chunk = &self.chunks[c];
+        let (plan, nr) = (self.panel.plan, self.kernels.tile().nr);
+        let k = plan.u.len();
+        let recv = self.space.recv.get(c % SLOTS).map(read);
+        let messages: Vec<MatRef<'_, T>> = match &recv {
+            None => Vec::new(),
+            Some(recv) => {
+                let none = MatRef::from_column_major_slice(&[], 0, chunk.cols.len());
+                let mut messages = vec![none; self.column.len()];
+                for (p, range) in self.receive_ranges(c) {
+                    let count = plan.recv_u[p] + plan.recv_moves[p];
+                    messages[p] = MatRef::from_column_major_slice(recv.read(range), count, chunk.cols.len());
+                }
+                messages
+            }
+        };
+        let cols = self.strips(c, task);
+        let strips = cols.start / nr..cols.end.div_ceil(nr);
+        // SAFETY: tasks write disjoint strips; stage B reads them after all tasks of stage A.
+        let u = unsafe { chunk.u.part(strips.start * nr * k..strips.end * nr * k, 0..1) };
+        let u = u.try_as_col_major_mut().map(|u| u.col_mut(0)).and_then(|u| u.try_as_col_major_mut());
+        let u = u.expect("a column is contiguous").as_slice_mut();
+        for (strip, at) in u.chunks_exact_mut(nr * k).zip(cols.clone().step_by(nr)) {
+            let end = (at + nr).min(cols.end);
+            let global = chunk.cols.start + at..chunk.cols.start + end;
+            // SAFETY: this task alone touches these columns in stage A.
+            let mut a = unsafe { self.a.part(0..self.a.nrows(), global) };
+            let received: Vec<_> = messages.iter().map(|m| m.subcols(at, end - at)).collect();
+            gather_strip(a.as_ref(), &received, &plan.u, 0, nr, strip);
+            move_rows(a.as_mut(), &received, &plan.moves, 0);
+        }
+        match self.panel.triangle {
+            Triangle::None => {}
+            Triangle::UnitLower => self.kernels.trsm_packed(self.panel.top, u),
+            Triangle::Upper => self.solve_upper(u),
+        }
+        for (strip, at) in u.chunks_exact(nr * k).zip(cols.clone().step_by(nr)) {
+            let end = (at + nr).min(cols.end);
+            // SAFETY: as above.
+            let mut a =
+                unsafe { self.a.part(0..self.a.nrows(), chunk.cols.start + at..chunk.cols.start + end) };
+            for &(row, i) in &plan.top {
+                for j in 0..end - at {
+                    a[(row, j)] = strip[i * nr + j];
+                }
+            }
+        }
+    }
+
+    /// U := U11⁻¹·U for packed strips. There is no packed kernel for it: out, solved, and in again.
+    fn solve_upper(&self, u: &mut [T]) {
+        let k = self.panel.plan.u.len();
+        let n = u.len() / k;
+        let mut x = Mat::zeros(k, n);
+        self.kernels.unpack_b(u, x.as_mut());
+        let (a, one) = (self.panel.top, T::one());
+        let (side, uplo, op, diag) = (Side::Left, Uplo::Upper, Op::NoTrans, Diag::NonUnit);
+        self.kernels.trsm(&Team::solo(), side, uplo, op, diag, one, a, x.as_mut());
+        self.kernels.pack_b(x.as_ref(), u);
+    }
+
+    /// Stage B for one block of rows.
+    fn multiply(&self, c: usize, task: usize) {
+        let chunk = &self.chunks[c];
+        let (tile, k) = (self.kernels.tile(), self.panel.plan.u.len());
+        let rows = task * tile.mc..((task + 1) * tile.mc).min(self.panel.rows.len());
+        let l21 = &self.panel.packed[rows.start * k..rows.end.next_multiple_of(tile.mr) * k];
+        // SAFETY: nobody writes U after all tasks of stage A.
+        let u = unsafe { chunk.u.part_ref(0..chunk.cols.len().next_multiple_of(tile.nr) * k, 0..1) };
+        let u = u.col(0).try_as_col_major().expect("a column is contiguous").as_slice();
+        let block = self.panel.rows.start + rows.start..self.panel.rows.start + rows.end;
+        // SAFETY: tasks own disjoint blocks of rows of these columns, and stage A of this chunk is done.
+        let c = unsafe { self.a.part(block, chunk.cols.clone()) };
+        self.kernels.gemm_packed(-T::one(), l21, u, k, c);
+    }
+}
+
+fn between_tasks(me: Member<'_>, clock: &mut Clock, between: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    if me.index() == 0 { clock.time(Phase::BcastWait, between) } else { Ok(()) }
+}
+
+fn read<V>(lock: &RwLock<V>) -> std::sync::RwLockReadGuard<'_, V> {
+    lock.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn write<V>(lock: &RwLock<V>) -> std::sync::RwLockWriteGuard<'_, V> {
+    lock.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
