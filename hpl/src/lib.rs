@@ -11,5 +11,7 @@ pub mod hash;
 pub mod machine;
 pub mod params;
 pub mod plan;
+pub mod progress;
+pub mod report;
 pub mod settings;
 pub mod units;

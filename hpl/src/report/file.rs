@@ -1,0 +1,205 @@
+//! Files that are never half-written: the text grows beside the file and takes its place at the end.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use fulmen::Error;
+
+use crate::params::Sink;
+
+/// Where a report goes.
+#[derive(Debug)]
+pub enum Target {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// A file that is replaced when the report is complete.
+    File(Replacement),
+    /// Something that is not a plain file, such as `/dev/null` or a pipe: written straight.
+    Direct(File),
+}
+
+/// A file being written beside the one that it will replace.
+#[derive(Debug)]
+pub struct Replacement {
+    path: PathBuf,
+    temporary: PathBuf,
+    writer: BufWriter<File>,
+    settled: bool,
+}
+
+impl Target {
+    /// Opens what a sink names; `flag` is the argument that named it. A file that cannot be written is
+    /// found here, before any work, and the file that is there now stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], so that the program ends with 2.
+    pub fn open(sink: &Sink, flag: &str) -> Result<Target, Error> {
+        match sink {
+            Sink::Stdout => Ok(Target::Stdout),
+            Sink::Stderr => Ok(Target::Stderr),
+            Sink::File(path) => Target::file(path).map_err(|e| {
+                let remedy = "nothing was run; name a file in a folder that you may write to";
+                Error::argument(flag, path.display(), format!("cannot be written: {e}"), remedy)
+            }),
+        }
+    }
+
+    fn file(path: &Path) -> io::Result<Target> {
+        // A link stays a link: what it points to is replaced.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let existing = fs::metadata(&path).ok();
+        match &existing {
+            Some(meta) if meta.is_dir() => return Err(io::Error::other("it is a folder")),
+            Some(meta) if !meta.is_file() => {
+                return Ok(Target::Direct(OpenOptions::new().write(true).open(&path)?));
+            }
+            // A file that may not be written may not be replaced either.
+            Some(_) => drop(OpenOptions::new().append(true).open(&path)?),
+            None => {}
+        }
+        let name = path.file_name().ok_or_else(|| io::Error::other("it is no file's name"))?;
+        let temporary = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary)?;
+        if let Some(meta) = existing {
+            file.set_permissions(meta.permissions())?;
+        }
+        let writer = BufWriter::new(file);
+        Ok(Target::File(Replacement { path, temporary, writer, settled: false }))
+    }
+
+    /// The report is complete: the file takes its place.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn complete(self) -> io::Result<()> {
+        match self {
+            Target::File(file) => file.complete(),
+            mut other => other.flush(),
+        }
+    }
+
+    /// The job failed: what was written is kept as `FILE.partial`, and the file that was there before
+    /// stays. Returns the partial file's path.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn keep_partial(self) -> io::Result<Option<PathBuf>> {
+        match self {
+            Target::File(file) => file.keep_partial().map(Some),
+            mut other => other.flush().map(|()| None),
+        }
+    }
+}
+
+impl Replacement {
+    fn complete(mut self) -> io::Result<()> {
+        self.writer.flush()?;
+        self.writer.get_ref().sync_all()?;
+        fs::rename(&self.temporary, &self.path)?;
+        self.settled = true;
+        Ok(())
+    }
+
+    fn keep_partial(mut self) -> io::Result<PathBuf> {
+        self.writer.flush()?;
+        let mut name = self.path.file_name().unwrap_or_default().to_os_string();
+        name.push(".partial");
+        let partial = self.path.with_file_name(name);
+        fs::rename(&self.temporary, &partial)?;
+        self.settled = true;
+        Ok(partial)
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if !self.settled {
+            // Nothing worth keeping: the job ended before its first line.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+impl Write for Target {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Target::Stdout => io::stdout().write(bytes),
+            Target::Stderr => io::stderr().write(bytes),
+            Target::File(file) => file.writer.write(bytes),
+            Target::Direct(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Target::Stdout => io::stdout().flush(),
+            Target::Stderr => io::stderr().flush(),
+            Target::File(file) => file.writer.flush(),
+            Target::Direct(file) => file.flush(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(folder)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_old_file_stays_until_the_new_one_is_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("HPL.out");
+        fs::write(&path, "old").unwrap();
+        let mut target = Target::open(&Sink::File(path.clone()), "--output").unwrap();
+        writeln!(target, "new").unwrap();
+        target.flush().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        target.complete().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new\n");
+        assert_eq!(names(folder.path()), ["HPL.out"]);
+    }
+
+    #[test]
+    fn a_failed_job_leaves_a_partial_file_and_the_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("HPL.out");
+        fs::write(&path, "old").unwrap();
+        let mut target = Target::open(&Sink::File(path.clone()), "--output").unwrap();
+        writeln!(target, "half").unwrap();
+        let partial = target.keep_partial().unwrap().unwrap();
+        assert_eq!(fs::read_to_string(partial).unwrap(), "half\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(names(folder.path()), ["HPL.out", "HPL.out.partial"]);
+        drop(Target::open(&Sink::File(path.clone()), "--output").unwrap());
+        assert_eq!(names(folder.path()), ["HPL.out", "HPL.out.partial"]);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_found_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |path: PathBuf| Target::open(&Sink::File(path), "--output").unwrap_err();
+        let error = open(folder.path().join("none/HPL.out"));
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("none/HPL.out: cannot be written: "), "{error}");
+        assert!(open(folder.path().to_path_buf()).to_string().contains("it is a folder"));
+    }
+
+    #[test]
+    fn devices_are_written_straight() {
+        let mut target = Target::open(&Sink::File("/dev/null".into()), "--output").unwrap();
+        assert!(matches!(target, Target::Direct(_)));
+        writeln!(target, "x").unwrap();
+        target.complete().unwrap();
+    }
+}
