@@ -172,9 +172,12 @@ pub(crate) struct Library {
     trsm: [Trsm; 4],
     ints: Ints,
     identity: Identity,
-    /// Held during a call when the library can't serve two threads at once.
-    serial: Option<Mutex<()>>,
+    /// It can't serve two threads at once.
+    serial: bool,
 }
+
+/// Held during every call of a serial library. One for all: two names may lead to the same code.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Every library that was loaded. Ranks that are threads of one process share one entry, and so its lock.
 static LOADED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
@@ -256,7 +259,7 @@ impl Library {
             gemm: gemm.try_into().expect("four types"),
             trsm: trsm.try_into().expect("four types"),
             ints,
-            serial: setup.serial.then(|| Mutex::new(())),
+            serial: setup.serial,
             identity: setup.identity,
         };
         library.warm_up();
@@ -294,7 +297,7 @@ impl Library {
     /// Runs `call` as this library wants to be called by this thread.
     fn enter(&self, call: impl FnOnce()) {
         self.identity.prepare_thread();
-        let _alone = self.serial.as_ref().map(|m| m.lock().unwrap_or_else(|p| p.into_inner()));
+        let _alone = self.serial.then(|| ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
         call();
     }
 

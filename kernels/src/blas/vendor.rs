@@ -81,25 +81,29 @@ impl Identity {
     /// A line for the user when the library took this CPU for a lesser one.
     pub(crate) fn warning(&self) -> Option<String> {
         let (core, cpu) = (self.core.as_deref()?, Level::of_this_cpu()?);
-        let picked = Level::of_core(core)?;
-        if picked >= cpu {
-            return None;
-        }
-        let (openblas, blis, mkl) = match cpu {
-            Level::Avx512 => ("SKYLAKEX", "skx", "AVX512"),
-            _ => ("HASWELL", "haswell", "AVX2"),
-        };
-        let remedy = match self.vendor {
-            "OpenBLAS" => format!("set OPENBLAS_CORETYPE={openblas}, or install a newer OpenBLAS"),
-            "BLIS" => format!("set BLIS_ARCH_TYPE={blis}, or install a newer BLIS"),
-            "MKL" => format!("set MKL_ENABLE_INSTRUCTIONS={mkl}, or use another library"),
-            _ => "use another library".into(),
-        };
-        let (vendor, version) = (self.vendor, &self.version);
-        Some(format!(
-            "{vendor} {version} runs its {core} kernels ({picked}) on a CPU with {cpu}, at a fraction of its speed: {remedy}"
-        ))
+        mismatch(self.vendor, &self.version, core, cpu)
     }
+}
+
+/// The warning about kernels named `core` on a CPU that is at its best with `cpu`.
+fn mismatch(vendor: &str, version: &str, core: &str, cpu: Level) -> Option<String> {
+    let picked = Level::of_core(core)?;
+    if picked >= cpu {
+        return None;
+    }
+    let (openblas, blis, mkl) = match cpu {
+        Level::Avx512 => ("SKYLAKEX", "skx", "AVX512"),
+        _ => ("HASWELL", "haswell", "AVX2"),
+    };
+    let remedy = match vendor {
+        "OpenBLAS" => format!("set OPENBLAS_CORETYPE={openblas}, or install a newer OpenBLAS"),
+        "BLIS" => format!("set BLIS_ARCH_TYPE={blis}, or install a newer BLIS"),
+        "MKL" => format!("set MKL_ENABLE_INSTRUCTIONS={mkl}, or use another library"),
+        _ => "use another library".into(),
+    };
+    Some(format!(
+        "{vendor} {version} runs its {core} kernels ({picked}) on a CPU with {cpu}, at a fraction of its speed: {remedy}"
+    ))
 }
 
 /// Finds out whose library it is and sets it to one thread.
@@ -217,8 +221,11 @@ fn has_beside(path: &Path, stem: &str) -> bool {
 fn mkl_kernels() -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let names = maps.lines().filter_map(|line| line.rsplit_once("/libmkl_").map(|(_, name)| name));
-    let mut kernels = names.filter_map(|name| name.split('.').next());
-    kernels.find(|name| Level::of_core(name).is_some()).map(str::to_string)
+    let kernels = names.filter_map(|name| name.split('.').next());
+    let best =
+        kernels.filter(|name| Level::of_core(name).is_some()).max_by_key(|name| Level::of_core(name))?;
+    // On AMD's CPUs `def` holds kernels of their own, with AVX2.
+    Some(if best == "def" && is_amd() { "def for AMD".into() } else { best.to_string() })
 }
 
 fn blis(symbols: &Symbols) -> Option<Setup> {
@@ -294,12 +301,47 @@ impl Level {
     }
 }
 
+/// The CPU's maker and family, as cpuid tells them.
 #[cfg(target_arch = "x86_64")]
-fn is_zen4() -> bool {
+fn maker_and_family() -> (Vec<u8>, u32) {
     use std::arch::x86_64::__cpuid;
-    #[allow(unused_unsafe, reason = "safe from Rust 1.94 on")]
+    #[allow(unused_unsafe, reason = "safe in newer compilers than the oldest that we support")]
     // SAFETY: every x86-64 CPU has cpuid.
     let (maker, model) = unsafe { (__cpuid(0), __cpuid(1)) };
     let family = (model.eax >> 8 & 0xf) + (model.eax >> 20 & 0xff);
-    [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD" && family == 0x19
+    ([maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat(), family)
+}
+
+fn is_amd() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return maker_and_family().0 == b"AuthenticAMD";
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_zen4() -> bool {
+    is_amd() && maker_and_family().1 == 0x19
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Debian's libraries were seen to pick on a Sapphire Rapids (OpenBLAS 0.3.21, BLIS 0.9.0).
+    #[test]
+    fn lesser_kernels_are_named_with_the_remedy() {
+        let warn = |vendor, core, cpu| mismatch(vendor, "1", core, cpu);
+        let text = warn("OpenBLAS", "Prescott", Level::Avx512).unwrap();
+        assert!(
+            text.contains("Prescott kernels (SSE)") && text.contains("OPENBLAS_CORETYPE=SKYLAKEX"),
+            "{text}"
+        );
+        let text = warn("BLIS", "haswell", Level::Avx512).unwrap();
+        assert!(text.contains("BLIS_ARCH_TYPE=skx"), "{text}");
+        assert!(warn("OpenBLAS", "Prescott", Level::Avx2).unwrap().contains("OPENBLAS_CORETYPE=HASWELL"));
+        assert_eq!(warn("OpenBLAS", "SkylakeX", Level::Avx512), None);
+        assert_eq!(warn("BLIS", "zen3", Level::Avx2), None);
+        assert_eq!(warn("OpenBLAS", "a core of the future", Level::Avx512), None);
+    }
 }
