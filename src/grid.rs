@@ -64,10 +64,7 @@ impl Grid {
         let me = fabric.rank();
         let place = (me < nprow * npcol)
             .then(|| {
-                let (myrow, mycol) = match order {
-                    Order::RowMajor => (me / npcol, me % npcol),
-                    Order::ColMajor => (me % nprow, me / nprow),
-                };
+                let (myrow, mycol) = coords_of(nprow, npcol, order, me);
                 let group = |ranks: Vec<usize>| Group::new(Arc::clone(&fabric), ranks);
                 Ok::<_, Error>(Place {
                     myrow,
@@ -166,6 +163,15 @@ impl Grid {
         rank_at(self.nprow, self.npcol, self.order, p, q)
     }
 
+    /// Process row and column of a rank of the grid.
+    ///
+    /// # Panics
+    /// When `rank` is not in the grid.
+    pub fn coords_of(&self, rank: usize) -> (usize, usize) {
+        assert!(rank < self.nprow * self.npcol, "rank {rank} in a {} x {} grid", self.nprow, self.npcol);
+        coords_of(self.nprow, self.npcol, self.order, rank)
+    }
+
     /// All ranks of the grid; index in the group = rank of the fabric.
     ///
     /// # Panics
@@ -195,6 +201,13 @@ fn rank_at(nprow: usize, npcol: usize, order: Order, p: usize, q: usize) -> usiz
     match order {
         Order::RowMajor => p * npcol + q,
         Order::ColMajor => q * nprow + p,
+    }
+}
+
+fn coords_of(nprow: usize, npcol: usize, order: Order, rank: usize) -> (usize, usize) {
+    match order {
+        Order::RowMajor => (rank / npcol, rank % npcol),
+        Order::ColMajor => (rank % nprow, rank / nprow),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Fulmen: distributed dense linear algebra.
 
+pub mod blas;
 pub mod comm;
 pub mod compute;
 pub mod dist;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fulmen_kernels::{MatMut, MatRef, Scalar};
+use fulmen_kernels::{Mat, MatMut, MatRef, Scalar};
 
 use super::index::{Axis, Col, Global, Local, Row};
 use super::memory::{self, Zeroed};
@@ -75,7 +75,8 @@ impl<T: Scalar> DistMatrix<T> {
     pub fn from_fn(grid: &Arc<Grid>, desc: Desc, mut entry: impl FnMut(usize, usize) -> T) -> Result<Self> {
         let mut a = Self::zeros(grid, desc)?;
         let (myrow, mycol) = (grid.myrow(), grid.mycol());
-        for lj in if a.nrows == 0 { 0..0 } else { 0..a.ncols } {
+        let filled = if a.nrows == 0 { 0 } else { a.ncols };
+        for lj in 0..filled {
             let j = a.cols.global(Local::new(lj), mycol).0;
             let column = &mut a.block.as_mut_slice()[lj * a.lld..][..a.nrows];
             for (li, x) in column.iter_mut().enumerate() {
@@ -152,6 +153,22 @@ impl<T: Scalar> DistMatrix<T> {
         // Not `local_mut`: the grid is borrowed beside the block.
         let local = column_major_mut(self.block.as_mut_slice(), self.nrows, self.ncols, self.lld);
         DistMut::whole(&self.grid, self.rows, self.cols, local)
+    }
+
+    /// The whole matrix on rank `root` of the grid: [`DistRef::gather`]. Collective.
+    ///
+    /// # Errors
+    /// As [`DistRef::gather`].
+    pub fn gather(&self, root: usize) -> Result<Option<Mat<T>>> {
+        self.view().gather(root)
+    }
+
+    /// Fills the matrix with what rank `root` of the grid gives: [`DistMut::scatter`]. Collective.
+    ///
+    /// # Errors
+    /// As [`DistMut::scatter`].
+    pub fn scatter(&mut self, root: usize, whole: Option<MatRef<'_, T>>) -> Result<()> {
+        self.view_mut().scatter(root, whole)
     }
 
     /// Entry (i, j) if this rank holds it.

@@ -4,6 +4,7 @@ mod desc;
 pub mod index;
 mod matrix;
 pub mod memory;
+mod transfer;
 mod view;
 
 pub use desc::Desc;

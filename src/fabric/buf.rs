@@ -268,13 +268,14 @@ impl<T: Pod> Buf<T> {
     /// # Errors
     /// As [`Fabric::flush`].
     pub fn flush(&mut self, fabric: &dyn Fabric) -> Result<()> {
-        let sending = std::mem::take(&mut self.ledger().sending);
-        for (at, (ticket, _)) in sending.iter().enumerate() {
-            if let Err(e) = fabric.flush(*ticket) {
-                self.ledger().sending = sending[at..].to_vec();
+        let ledger = self.ledger.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for at in 0..ledger.sending.len() {
+            if let Err(e) = fabric.flush(ledger.sending[at].0) {
+                ledger.sending.drain(..at);
                 return Err(e);
             }
         }
+        ledger.sending.clear(); // keeps its memory: buffers are used again and again
         Ok(())
     }
 }

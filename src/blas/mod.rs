@@ -1,0 +1,3 @@
+//! Distributed level 1 to 3 operations.
+
+pub mod norm;
