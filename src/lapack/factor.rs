@@ -33,7 +33,7 @@ impl<'a, T: Scalar> PanelWork<'a, T> {
     pub(crate) fn new(
         kernels: &'a dyn Kernels<T>,
         _shape: PanelShape,
-        view: &'a LocalView<'_, T>,
+        view: &'a LocalView<'_, SharedMut<'_, T>>,
         cols: &Range<usize>,
         current: &'a Mutex<Option<Slot<T>>>,
         exchange: &'a mut AllToAllSmall<T>,

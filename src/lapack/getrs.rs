@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use fulmen_kernels::{Kernels, Scalar, Team};
+use fulmen_kernels::{Kernels, MatRef, Scalar, SharedMut, Team};
 
 use super::local::LocalView;
 use super::lu::interchange;
@@ -12,11 +12,11 @@ use super::plan::Permutation;
 use super::timing::Clock;
 use super::update::{FactoredPanel, Triangle, Update, UpdateSpace};
 use crate::comm::{BcastLane, Topology};
-use crate::dist::DistMut;
+use crate::dist::{DistMut, DistRef};
 use crate::error::{Error, Result};
 
 /// Solves A·X = B in place of B, where `a` and `ipiv` are what [`super::getrf`] left of the square A
-/// (with `keep_l`). Every rank of the grid calls it. `a` is not changed.
+/// (with `keep_l`). Every rank of the grid calls it.
 ///
 /// The panels of L, then those of U from the last, are packed and broadcast along the process rows as in the
 /// factorisation, and update B as they would update a trailing matrix.
@@ -29,11 +29,11 @@ use crate::error::{Error, Result};
 pub fn getrs<T: Scalar>(
     kernels: &dyn Kernels<T>,
     team: &Team,
-    a: DistMut<'_, T>,
+    a: &DistRef<'_, T>,
     ipiv: &[usize],
     b: DistMut<'_, T>,
 ) -> Result<()> {
-    let (a, b) = (LocalView::new(a), LocalView::new(b));
+    let (a, b) = (LocalView::read(a), LocalView::new(b));
     check(&a, &b)?;
     let steps = a.panels();
     let jb = steps.iter().map(Range::len).max().unwrap_or(0);
@@ -67,7 +67,7 @@ pub fn getrs<T: Scalar>(
     solve.space.flush(&**a.grid.fabric())
 }
 
-fn check<T: Scalar>(a: &LocalView<'_, T>, b: &LocalView<'_, T>) -> Result<()> {
+fn check<A, B>(a: &LocalView<'_, A>, b: &LocalView<'_, B>) -> Result<()> {
     if a.m != a.n {
         let value = format!("{} x {}", a.m, a.n);
         return Err(Error::argument("a", value, "is not square", "solve least squares for other shapes"));
@@ -79,17 +79,17 @@ fn check<T: Scalar>(a: &LocalView<'_, T>, b: &LocalView<'_, T>) -> Result<()> {
     if !std::sync::Arc::ptr_eq(a.grid, b.grid) {
         return Err(Error::argument("b", "its grid", "is not A's grid", "distribute A and B over one grid"));
     }
-    let place = |v: &LocalView<'_, T>| (v.rows.nb, v.ia % v.rows.nb, v.rows.owner(v.ia.into()));
-    if a.m > 0 && place(a) != place(b) {
-        let (mb, within, owner) = place(b);
+
+    if a.m > 0 && a.row_place() != b.row_place() {
+        let (mb, within, owner) = b.row_place();
         return Err(Error::argument(
             "b",
             format!("MB {mb}, first row at {within} of a block on process row {owner}"),
             format!(
                 "is not aligned with A (MB {}, {} of a block on process row {})",
-                place(a).0,
-                place(a).1,
-                place(a).2
+                a.row_place().0,
+                a.row_place().1,
+                a.row_place().2
             ),
             "give B the MB, RSRC and row offset of A",
         ));
@@ -100,8 +100,8 @@ fn check<T: Scalar>(a: &LocalView<'_, T>, b: &LocalView<'_, T>) -> Result<()> {
 struct Solve<'a, T> {
     kernels: &'a dyn Kernels<T>,
     team: &'a Team,
-    a: &'a LocalView<'a, T>,
-    b: &'a LocalView<'a, T>,
+    a: &'a LocalView<'a, MatRef<'a, T>>,
+    b: &'a LocalView<'a, SharedMut<'a, T>>,
     panel: Panel<T>,
     space: UpdateSpace<T>,
 }
@@ -142,8 +142,7 @@ impl<T: Scalar> Solve<'_, T> {
         let a = self.a;
         let jb = cols.len();
         let at = a.local_cols(cols.clone());
-        // SAFETY: nobody writes A during a solve.
-        let block = unsafe { a.a.part_ref(0..a.a.nrows(), at) };
+        let block = a.a.subcols(at.start, at.len());
         let diagonal = block.subrows(a.local_rows(cols.clone()).start, a.local_rows(cols.clone()).len());
         let mine: Vec<T> =
             (0..diagonal.nrows()).flat_map(|i| (0..jb).map(move |j| diagonal[(i, j)])).collect();

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use fulmen_kernels::{Kernels, PanelShape, Scalar, SubTeam, Team, Variant};
+use fulmen_kernels::{Kernels, PanelShape, Scalar, SharedMut, SubTeam, Team, Variant};
 
 use super::factor::{PanelWork, threads_for_panel};
 use super::local::LocalView;
@@ -125,7 +125,7 @@ struct Factorisation<'a, T> {
     kernels: &'a dyn Kernels<T>,
     team: &'a Team,
     opts: &'a LuOpts,
-    view: LocalView<'a, T>,
+    view: LocalView<'a, SharedMut<'a, T>>,
     /// Columns of each panel.
     steps: Vec<Range<usize>>,
     /// Panel b in slot b mod (depth + 1), until its updates are done.
@@ -145,7 +145,7 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
     fn new(
         kernels: &'a dyn Kernels<T>,
         team: &'a Team,
-        view: LocalView<'a, T>,
+        view: LocalView<'a, SharedMut<'a, T>>,
         opts: &'a LuOpts,
         steps: Vec<Range<usize>>,
     ) -> Result<Self> {
@@ -304,7 +304,7 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
 pub(crate) fn interchange<T: Scalar>(
     kernels: &dyn Kernels<T>,
     team: &Team,
-    view: &LocalView<'_, T>,
+    view: &LocalView<'_, SharedMut<'_, T>>,
     space: &mut UpdateSpace<T>,
     permutation: &Permutation,
     first: usize,
