@@ -12,6 +12,7 @@ fn mem() {
         for (rank, result) in results.iter().enumerate() {
             case.judge(rank, result);
         }
+        assert_eq!(results.iter().all(|r| r.is_ok()), case.ends_well(), "{}", case.name);
     }
 }
 

@@ -23,6 +23,7 @@
 mod buf;
 pub mod mem;
 mod shared;
+pub mod shm;
 
 pub use buf::{Buf, Memory};
 
@@ -174,4 +175,8 @@ pub trait Fabric: Send + Sync {
 
     /// Ends the job: every other rank's waits fail with [`crate::Error::Aborted`] and this reason.
     fn abort(&self, reason: &str);
+
+    /// Ends the job with an error that this rank has met, if it has not ended yet: as [`Fabric::abort`],
+    /// and whoever started the ranks reports this error's words and exit code.
+    fn fail(&self, error: &crate::Error);
 }

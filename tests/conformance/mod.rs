@@ -27,6 +27,11 @@ impl Case {
         (self.run)(&**fabric)
     }
 
+    /// Whether every rank is to succeed.
+    pub fn ends_well(&self) -> bool {
+        self.ends.is_none()
+    }
+
     /// Panics when `result` is not what it must be on `rank`.
     pub fn judge(&self, rank: usize, result: &Result<()>) {
         let right = self.ends.map_or(result.is_ok(), |right| right(rank, result));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::pages::Pages;
-use super::shared::area::{Area, Failure, Life};
+use super::shared::area::{Area, Life};
 use super::shared::endpoint::{Endpoint, Space, UnderWay};
 use super::shared::slot::Span;
 use super::{Bounds, Fabric, Memory};
@@ -131,7 +131,7 @@ fn run_rank<R>(
         Err(Error::Internal(format!("rank {} panicked: {}", end.rank(), panic_text(&*panic))))
     });
     if let Err(e) = &result {
-        end.area().fail(&Failure::Aborted { by: end.rank(), reason: e.to_string() });
+        end.fail(e);
     }
     end.area().rank(end.rank()).set_life(Life::Left);
     end.area().ring_all();
@@ -187,4 +187,7 @@ impl Space for Threads {
     fn silent_for(&self, _: usize) -> Option<Duration> {
         None
     }
+
+    /// What is under way is kept by the job.
+    fn leave(&self) {}
 }

@@ -15,6 +15,8 @@ pub enum Failure {
         by: usize,
         /// Why.
         reason: String,
+        /// The exit code that it asks for.
+        code: u8,
     },
     /// A rank is gone.
     Gone {
@@ -41,11 +43,48 @@ pub enum Life {
 pub struct Rank {
     pub bell: Bell,
     life: AtomicU32,
-    /// Counts while the rank lives; who sees it stand still knows that the rank does not run.
+    /// Counts while the rank lives; who sees it stand still knows that the rank does not run. 0: has not
+    /// joined yet.
     pub beat: AtomicU64,
+    activity: Text<128>,
+}
+
+/// A short text. Whoever reads while it is written may see some of both: it is for messages only.
+#[repr(C)]
+struct Text<const N: usize> {
+    len: AtomicU32,
+    bytes: [AtomicU8; N],
+}
+
+impl<const N: usize> Text<N> {
+    fn set(&self, text: &str) {
+        let mut len = text.len().min(N);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        for (cell, byte) in self.bytes.iter().zip(&text.as_bytes()[..len]) {
+            cell.store(*byte, Ordering::Relaxed);
+        }
+        self.len.store(len as u32, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> String {
+        let len = (self.len.load(Ordering::Relaxed) as usize).min(N);
+        let bytes: Vec<u8> = self.bytes[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
 }
 
 impl Rank {
+    /// What the rank is doing, for messages.
+    pub fn activity(&self) -> String {
+        self.activity.get()
+    }
+
+    pub fn set_activity(&self, what: &str) {
+        self.activity.set(what);
+    }
+
     pub fn life(&self) -> Life {
         match self.life.load(Ordering::Acquire) {
             0 => Life::Running,
@@ -64,16 +103,16 @@ impl Rank {
     }
 }
 
-const REASON: usize = 2048;
-
 #[repr(C, align(128))]
 struct Header {
     /// 0: none; 1: being written; 2: to be read.
     failed: AtomicU32,
     kind: AtomicU32,
     rank: AtomicU32,
-    len: AtomicU32,
-    reason: [AtomicU8; REASON],
+    code: AtomicU32,
+    /// As a rank's, of the process that started the ranks.
+    supervisor_beat: AtomicU64,
+    reason: Text<2048>,
 }
 
 /// A view of that memory. Everything in it is atomic and valid when all zeros.
@@ -117,6 +156,11 @@ impl Area {
         unsafe { &*self.base.cast() }
     }
 
+    /// The beat of the process that started the ranks, if there is one.
+    pub fn supervisor_beat(&self) -> &AtomicU64 {
+        &self.header().supervisor_beat
+    }
+
     /// # Panics
     /// When there is no such rank.
     pub fn rank(&self, rank: usize) -> &Rank {
@@ -144,11 +188,11 @@ impl Area {
         }
         let rank = header.rank.load(Ordering::Relaxed) as usize;
         Some(match header.kind.load(Ordering::Relaxed) {
-            0 => {
-                let len = (header.len.load(Ordering::Relaxed) as usize).min(REASON);
-                let text: Vec<u8> = header.reason[..len].iter().map(|b| b.load(Ordering::Relaxed)).collect();
-                Failure::Aborted { by: rank, reason: String::from_utf8_lossy(&text).into_owned() }
-            }
+            0 => Failure::Aborted {
+                by: rank,
+                reason: header.reason.get(),
+                code: header.code.load(Ordering::Relaxed) as u8,
+            },
             1 => Failure::Gone { rank },
             _ => Failure::Interrupted,
         })
@@ -160,21 +204,17 @@ impl Area {
         if header.failed.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
-        let (kind, rank, reason) = match failure {
-            Failure::Aborted { by, reason } => (0, *by, reason.as_str()),
-            Failure::Gone { rank } => (1, *rank, ""),
-            Failure::Interrupted => (2, 0, ""),
+        let (kind, rank) = match failure {
+            Failure::Aborted { by, reason, code } => {
+                header.reason.set(reason);
+                header.code.store(u32::from(*code), Ordering::Relaxed);
+                (0, *by)
+            }
+            Failure::Gone { rank } => (1, *rank),
+            Failure::Interrupted => (2, 0),
         };
-        let mut len = reason.len().min(REASON);
-        while !reason.is_char_boundary(len) {
-            len -= 1;
-        }
-        for (cell, byte) in header.reason.iter().zip(&reason.as_bytes()[..len]) {
-            cell.store(*byte, Ordering::Relaxed);
-        }
         header.kind.store(kind, Ordering::Relaxed);
         header.rank.store(rank as u32, Ordering::Relaxed);
-        header.len.store(len as u32, Ordering::Relaxed);
         header.failed.store(2, Ordering::Release);
         self.ring_all();
         true

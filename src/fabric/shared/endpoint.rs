@@ -28,6 +28,9 @@ pub trait Space: Send + Sync + 'static {
 
     /// Whether other ranks show signs of life ([`super::area::Rank::beat`]), and how long this one has not.
     fn silent_for(&self, rank: usize) -> Option<Duration>;
+
+    /// This rank has left. What it has put may be fetched still: its memory must not change any more.
+    fn leave(&self);
 }
 
 /// A range that this rank armed or wants to put, and what keeps it.
@@ -63,7 +66,6 @@ struct Streams {
     /// By peer and lane.
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
-    activity: String,
 }
 
 /// What a rank has under way. The transport keeps it as long as any peer may touch its memory.
@@ -88,7 +90,7 @@ impl UnderWay {
 }
 
 /// One rank of a job.
-pub struct Endpoint<S> {
+pub struct Endpoint<S: Space> {
     rank: usize,
     area: Arc<Area>,
     space: S,
@@ -151,14 +153,14 @@ impl<S: Space> Endpoint<S> {
     /// The error of a job that has failed, as this rank sees it.
     fn failed(&self, failure: Failure) -> Error {
         match failure {
-            Failure::Aborted { by, reason } => Error::Aborted { by, reason },
+            Failure::Aborted { by, reason, .. } => Error::Aborted { by, reason },
             Failure::Gone { rank } => self.lost(rank, Loss::Gone, Duration::ZERO, None),
             Failure::Interrupted => Error::Interrupted,
         }
     }
 
     fn lost(&self, rank: usize, loss: Loss, after: Duration, what: Option<(u64, Lane)>) -> Error {
-        let mut waiting_for = self.under_way.lock().activity.clone();
+        let mut waiting_for = self.area.rank(self.rank).activity();
         if let Some((i, lane)) = what {
             let sep = if waiting_for.is_empty() { "" } else { ", " };
             waiting_for += &format!("{sep}put {i} on the {lane} lane");
@@ -181,7 +183,7 @@ impl<S: Space> Endpoint<S> {
 
     /// This error ends the job for all.
     fn end(&self, error: Error) -> Error {
-        self.area.fail(&Failure::Aborted { by: self.rank, reason: error.to_string() });
+        self.fail(&error);
         error
     }
 
@@ -358,11 +360,12 @@ impl<S: Space> Endpoint<S> {
             if !pace.step(bell, nap, &mut || ready() || self.area.failure().is_some()) {
                 continue;
             }
-            let life = self.area.rank(peer).life();
-            if life != Life::Running && !ready() && owes() {
+            let alive = self.area.rank(peer).life() == Life::Running;
+            if !alive && !ready() && owes() {
                 return Err(self.end(self.lost(peer, Loss::Gone, pace.waited(), Some((i, lane)))));
             }
-            if let Some(silence) = self.space.silent_for(peer)
+            if alive
+                && let Some(silence) = self.space.silent_for(peer)
                 && silence > self.bounds.silence
                 && !ready()
             {
@@ -514,12 +517,33 @@ impl<S: Space> Fabric for Endpoint<S> {
     }
 
     fn set_activity(&self, what: &str) {
-        let mut streams = self.under_way.lock();
-        streams.activity.clear();
-        streams.activity.push_str(what);
+        self.area.rank(self.rank).set_activity(what);
     }
 
     fn abort(&self, reason: &str) {
-        self.area.fail(&Failure::Aborted { by: self.rank, reason: reason.into() });
+        self.area.fail(&Failure::Aborted { by: self.rank, reason: reason.into(), code: 4 });
+    }
+
+    fn fail(&self, error: &Error) {
+        let failure = match error {
+            Error::Interrupted => Failure::Interrupted,
+            other => Failure::Aborted { by: self.rank, reason: other.to_string(), code: other.exit_code() },
+        };
+        self.area.fail(&failure);
+    }
+}
+
+impl<S: Space> Drop for Endpoint<S> {
+    /// The rank leaves, when what it has put is on its way. One that panics ends the job.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.fail(&Error::Internal(format!("rank {} panicked", self.rank)));
+        } else {
+            // What goes wrong here is recorded for the job; nobody is left to tell on this side.
+            let _ = self.drain();
+        }
+        self.space.leave();
+        self.area.rank(self.rank).set_life(Life::Left);
+        self.area.ring_all();
     }
 }
