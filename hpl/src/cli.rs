@@ -124,7 +124,7 @@ pub struct Cli {
     #[arg(long, value_enum, help_heading = MACHINE)]
     pub fabric: Option<Fabric>,
 
-    /// Who computes: native, reference, blas (the best one found) or blas:PATH [default: native]
+    /// Who computes: native, reference, blas (the first one found), blas:NAME or blas:PATH [default: native]
     #[arg(long, value_parser = kernels, value_name = "KERNELS", help_heading = MACHINE)]
     pub kernels: Option<String>,
 
@@ -136,8 +136,8 @@ pub struct Cli {
     #[arg(long, value_parser = seconds, value_name = "SECONDS", default_value = "600", help_heading = MACHINE)]
     pub timeout: Option<Duration>,
 
-    /// Say what would run, and end
-    #[arg(long, help_heading = REPORT)]
+    /// Say what would run, how much memory and time it takes, and end
+    #[arg(long, conflicts_with_all = ["json", "hash"], help_heading = REPORT)]
     pub check: bool,
 
     /// Write the HPL.out report to FILE (- is stdout)
@@ -267,8 +267,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 fn kernels(text: &str) -> Result<String, String> {
     match text {
         "native" | "reference" | "blas" => Ok(text.to_string()),
-        _ if text.strip_prefix("blas:").is_some_and(|path| !path.is_empty()) => Ok(text.to_string()),
-        _ => Err("write native, reference, blas, or blas:PATH".to_string()),
+        _ if text.starts_with("native:") || text.starts_with("blas:") => Ok(text.to_string()),
+        _ => Err("write native, reference, blas, blas:NAME or blas:PATH".to_string()),
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
             &"-N 10000,20000 --nb 256,384 -P 1 -Q 2 --pmap column --depth 0,1 --bcast 1ringM,4,Lng --pfact \
               left,1 --rfact R --nbmin 4,8 --ndiv 2 --swap mix --swap-threshold 32 --threshold -1 --seed 7 \
               --threads 2 --fabric shm --kernels blas:/x/libblis.so --json - --output out --hash --quiet \
-              --timeout 2.5 --silence 1 --check my.dat"
+              --timeout 2.5 --silence 1 my.dat"
                 .split_whitespace()
                 .collect::<Vec<_>>(),
         )
@@ -318,11 +318,12 @@ mod tests {
             (&["--nb", "0"], "must be at least 1"),
             (&["--ndiv", "1"], "must be at least 2"),
             (&["--bcast", "7"], "write one of 1ring (0), 1ringM (1), 2ring (2)"),
-            (&["--kernels", "mkl"], "write native, reference, blas, or blas:PATH"),
+            (&["--kernels", "mkl"], "write native, reference, blas, blas:NAME or blas:PATH"),
             (&["--timeout", "0"], "must be above 0"),
             (&["--fabric", "tcp"], "possible values: mem, shm"),
             (&["--threshold", "nan"], "not a number"),
             (&["a.dat", "--input", "b.dat"], "cannot be used with"),
+            (&["--check", "--json", "x"], "cannot be used with"),
         ] {
             let message = parse(args).unwrap_err();
             assert!(message.contains(words), "{message}");

@@ -5,13 +5,16 @@
 pub mod auto;
 pub mod cli;
 pub mod dat;
+pub mod driver;
 pub mod exit;
 pub mod generator;
 pub mod hash;
+pub mod interrupt;
 pub mod machine;
 pub mod params;
 pub mod plan;
 pub mod progress;
 pub mod report;
+pub mod session;
 pub mod settings;
 pub mod units;

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::params::flops;
 use crate::units;
 
 /// Between two lines where stderr is no terminal.
@@ -39,16 +38,9 @@ impl Moment {
     }
 }
 
-/// Operations done when the first `columns` columns of order `n` are factored and the rest updated.
-pub fn done_after(n: usize, columns: usize) -> f64 {
-    let rest = n.saturating_sub(columns) as f64;
-    (flops(n) - 2.0 / 3.0 * rest * rest * rest).max(0.0)
-}
-
-/// Shows the progress of one run. Rank 0 calls [`Progress::columns`] once a panel.
+/// Shows the progress of one run. Rank 0 calls [`Progress::work`] once a panel.
 #[derive(Debug)]
 pub struct Progress {
-    n: usize,
     begun: Instant,
     shown: Shown,
 }
@@ -64,8 +56,8 @@ enum Shown {
 const STEPS: u64 = 1000;
 
 impl Progress {
-    /// Begins to show a run of order `n`; the clock starts now. `quiet` shows nothing.
-    pub fn begin(n: usize, quiet: bool) -> Progress {
+    /// Begins to show a run; the clock starts now. `quiet` shows nothing.
+    pub fn begin(quiet: bool) -> Progress {
         let begun = Instant::now();
         let shown = if quiet {
             Shown::Nothing
@@ -78,12 +70,17 @@ impl Progress {
         } else {
             Shown::Lines(Mutex::new(begun))
         };
-        Progress { n, begun, shown }
+        Progress { begun, shown }
     }
 
-    /// The first `columns` columns are factored and the rest is updated.
-    pub fn columns(&self, columns: usize) {
-        let moment = || Moment::new(done_after(self.n, columns), flops(self.n), self.begun.elapsed());
+    /// The clock starts anew: what came before (making the matrix) is no part of the rate.
+    pub fn restart(&mut self) {
+        self.begun = Instant::now();
+    }
+
+    /// `done` of `total` floating-point operations of the run are behind us.
+    pub fn work(&self, done: f64, total: f64) {
+        let moment = || Moment::new(done, total, self.begun.elapsed());
         match &self.shown {
             Shown::Nothing => {}
             Shown::Bar(bar) => {
@@ -124,20 +121,10 @@ mod tests {
     }
 
     #[test]
-    fn work_grows_to_all_of_it() {
-        let n = 1000;
-        let done: Vec<f64> = (0..=n).step_by(50).map(|c| done_after(n, c)).collect();
-        assert!(done.windows(2).all(|w| w[0] < w[1]));
-        assert_eq!(done_after(n, n), flops(n));
-        // Half of the columns are seven eighths of the work.
-        assert!((done_after(n, n / 2) / flops(n) - 0.875).abs() < 1e-2);
-    }
-
-    #[test]
     fn any_thread_may_report() {
-        let progress = Progress::begin(1000, true);
+        let progress = Progress::begin(true);
         std::thread::scope(|s| {
-            s.spawn(|| progress.columns(500));
+            s.spawn(|| progress.work(5.0, 10.0));
         });
     }
 }

@@ -1,0 +1,57 @@
+//! What the program needs of the machine room: kernels measured, ranks started, one system solved.
+
+use fulmen::Error;
+
+use crate::params::Run;
+use crate::progress::Progress;
+use crate::report::{Job, Outcome};
+use crate::settings::Settings;
+
+/// Measures, starts and solves. The program calls the three in this order: [`Driver::calibrate`] once,
+/// [`Driver::start`] once (never for `--check`), [`Driver::solve`] once a run.
+pub trait Driver {
+    /// Makes the kernels ready, tests them, and measures dgemm on `ranks` × `threads` of this machine.
+    /// `kernels` is the user's words: `native`, `reference`, `blas`, `blas:PATH`.
+    ///
+    /// # Errors
+    /// When they cannot be had ([`Error::Argument`]) or fail their test.
+    fn calibrate(&mut self, kernels: &str, ranks: usize, threads: usize) -> Result<Job, Error>;
+
+    /// Starts the ranks.
+    ///
+    /// # Errors
+    /// When they cannot be started.
+    fn start(&mut self, settings: &Settings) -> Result<(), Error>;
+
+    /// Generates, factors, solves and (if [`Run::checked`]) checks one system on its grid. Rank 0 tells
+    /// `progress`.
+    ///
+    /// # Errors
+    /// When a rank is lost, memory is short, or the job is interrupted.
+    fn solve(&mut self, run: &Run, progress: &Progress) -> Result<Outcome, Error>;
+}
+
+/// The driver of this build: it has no solver yet, says so, and measures nothing.
+#[derive(Debug, Default)]
+pub struct Absent;
+
+impl Driver for Absent {
+    fn calibrate(&mut self, kernels: &str, ranks: usize, threads: usize) -> Result<Job, Error> {
+        Ok(Job {
+            ranks,
+            threads,
+            fabric: String::new(),
+            kernels: kernels.to_string(),
+            self_test: "not run".to_string(),
+            gemm_gflops: None,
+        })
+    }
+
+    fn start(&mut self, _settings: &Settings) -> Result<(), Error> {
+        Err(Error::Internal("this build of hpl-run has no solver: only --check works".to_string()))
+    }
+
+    fn solve(&mut self, _run: &Run, _progress: &Progress) -> Result<Outcome, Error> {
+        Err(Error::Internal("this build of hpl-run has no solver: only --check works".to_string()))
+    }
+}

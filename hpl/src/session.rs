@@ -1,0 +1,255 @@
+//! A whole call of `hpl-run`: read, choose, plan, refuse or run, report, end.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use fulmen::Error;
+
+use crate::cli::Cli;
+use crate::driver::Driver;
+use crate::exit::{Failure, Status};
+use crate::interrupt;
+use crate::machine::Host;
+use crate::params::Sink;
+use crate::plan::{Plan, Rate};
+use crate::progress::Progress;
+use crate::report::file::Target;
+use crate::report::{Job, Outcome, Tally, Verdict, human, json, out};
+use crate::settings::{self, Settings};
+
+/// Sweeps longer than this tell people only of the failures and the best run.
+const TOLD_ONE_BY_ONE: usize = 4;
+
+/// Runs what the command line asks for, from `folder`. All that is said goes to stderr, the `HPL.out`
+/// report to where it was sent.
+pub fn run(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Status {
+    match attempt(cli, folder, host, driver) {
+        Ok(status) => status,
+        Err(failure) => {
+            say(&failure);
+            failure.status()
+        }
+    }
+}
+
+fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Result<Status, Failure> {
+    let request = settings::request(cli, folder)?;
+    let (ranks, threads) = request.shape(host);
+    let mut job = driver.calibrate(request.kernels(), ranks, threads)?;
+    let rate = match job.gemm_gflops {
+        // Of the whole host, also if this job leaves cores idle.
+        Some(gflops) => {
+            let busy = (ranks * threads).min(host.cores).max(1);
+            Rate::measured(gflops * host.cores as f64 / busy as f64)
+        }
+        None => Rate::assumed(host.cores),
+    };
+    let settings = request.settle(host, rate);
+    job.fabric = settings.fabric.name().to_string();
+    let plan = Plan::new(&settings, host, rate);
+    settings.warnings.iter().for_each(|w| say(format!("hpl-run: warning: {w}")));
+    if settings.check {
+        show(&settings, &plan)?;
+        plan.must_fit()?;
+        return Ok(Status::Passed);
+    }
+    plan.doubts.iter().for_each(|d| say(format!("hpl-run: warning: {d}")));
+    if !settings.quiet {
+        settings.notes.iter().for_each(|n| say(format!("hpl-run: {n}")));
+    }
+    plan.must_fit()?;
+    let reports = Reports::open(&settings, &job, host)?;
+    if !settings.quiet {
+        say(human::head(&job, &plan));
+        settings.choices.iter().for_each(|c| say(format!("  {} {}: {}", c.what, c.value, c.why)));
+    }
+    driver.start(&settings)?;
+    solve_all(&settings, &plan, reports, driver)
+}
+
+/// What `--check` prints, on stdout.
+fn show(settings: &Settings, plan: &Plan) -> Result<(), Failure> {
+    let mut text = plan.lines().join("\n") + "\n";
+    text += &format!("ranks     {} x {} threads\n", settings.ranks, settings.threads);
+    for choice in &settings.choices {
+        text += &format!("chosen    {} {}: {}\n", choice.what, choice.value, choice.why);
+    }
+    for note in settings.notes.iter().chain(&plan.doubts) {
+        text += &format!("note      {note}\n");
+    }
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(|e| Failure::Error(system("stdout", &e)))
+}
+
+fn solve_all(
+    settings: &Settings,
+    plan: &Plan,
+    reports: Reports,
+    driver: &mut dyn Driver,
+) -> Result<Status, Failure> {
+    let reports = Arc::new(Mutex::new(Some(reports)));
+    let at_signal = Arc::clone(&reports);
+    interrupt::watch(move || {
+        say("hpl-run: interrupted");
+        if let Some(reports) = lock(&at_signal).take() {
+            reports.break_off(Status::Interrupted, "interrupted");
+        }
+    });
+    let with = |f: &mut dyn FnMut(&mut Reports) -> Result<(), Error>| match lock(&reports).as_mut() {
+        Some(reports) => f(reports),
+        None => Err(Error::Interrupted),
+    };
+    let told = !settings.quiet;
+    let result = (|| {
+        with(&mut |r| r.begin(settings))?;
+        for run in settings.input.runs() {
+            let progress = Progress::begin(settings.quiet);
+            let solved = driver.solve(&run, &progress);
+            drop(progress);
+            let outcome = solved?;
+            with(&mut |r| {
+                r.add(outcome.clone())?;
+                if told && (plan.runs <= TOLD_ONE_BY_ONE || outcome.verdict() == Verdict::Failed) {
+                    say(human::verdict(&outcome, &r.job, settings.hash));
+                    let breakdown = human::breakdown(&outcome, &r.job);
+                    if !breakdown.is_empty() {
+                        say(breakdown);
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    })();
+    // The watcher may have taken the reports; then it ends the program with 5.
+    let Some(reports) = lock(&reports).take() else { return Err(Error::Interrupted.into()) };
+    match result {
+        Ok(()) => reports.complete(settings).map_err(Failure::from),
+        Err(error) => {
+            let failure = Failure::Error(error);
+            reports.break_off(failure.status(), &failure.to_string());
+            Err(failure)
+        }
+    }
+}
+
+/// The reports of a job, as far as they have grown.
+struct Reports {
+    out: Target,
+    json: Option<Target>,
+    job: Job,
+    host: Host,
+    outcomes: Vec<Outcome>,
+    checked: bool,
+}
+
+impl Reports {
+    /// Opens the files: what cannot be written is found before any work.
+    fn open(settings: &Settings, job: &Job, host: &Host) -> Result<Reports, Error> {
+        Ok(Reports {
+            out: Target::open(&settings.input.sink, "output file")?,
+            json: settings.json.as_ref().map(|sink| Target::open(sink, "--json")).transpose()?,
+            job: job.clone(),
+            host: host.clone(),
+            outcomes: vec![],
+            checked: settings.input.threshold > 0.0,
+        })
+    }
+
+    fn begin(&mut self, settings: &Settings) -> Result<(), Error> {
+        let written = out::head(&mut self.out, &settings.input).and_then(|()| self.out.flush());
+        written.map_err(|e| system("the HPL.out report", &e))
+    }
+
+    fn add(&mut self, outcome: Outcome) -> Result<(), Error> {
+        let first = self.outcomes.is_empty();
+        let written = out::run(&mut self.out, &outcome, first).and_then(|()| self.out.flush());
+        self.outcomes.push(outcome);
+        written.map_err(|e| system("the HPL.out report", &e))
+    }
+
+    fn tally(&self) -> Tally {
+        let mut tally = Tally::default();
+        self.outcomes.iter().for_each(|o| tally.count(o.verdict()));
+        tally
+    }
+
+    /// All runs are done: the files take their places.
+    fn complete(mut self, settings: &Settings) -> Result<Status, Error> {
+        let tally = self.tally();
+        let status = if tally.failed > 0 { Status::Failed } else { Status::Passed };
+        let reason = sentence(&tally);
+        let written = out::tail(&mut self.out, &tally, self.checked).and_then(|()| self.out.complete());
+        written.map_err(|e| system("the HPL.out report", &e))?;
+        if let Some(mut target) = self.json {
+            let report = json::Report::new(&self.job, &self.host, &self.outcomes, status, &reason);
+            let written = report.write(&mut target).and_then(|()| target.complete());
+            written.map_err(|e| system("the JSON report", &e))?;
+        }
+        if !settings.quiet {
+            if self.outcomes.len() > TOLD_ONE_BY_ONE {
+                let best = self.outcomes.iter().max_by(|a, b| a.gflops().total_cmp(&b.gflops()));
+                if let Some(best) = best {
+                    let r = &best.run;
+                    say(format!("best: {}   N {}   NB {}   grid {}x{}", r.tv(), r.n, r.nb, r.p, r.q));
+                    say(human::verdict(best, &self.job, settings.hash));
+                }
+            }
+            if let Sink::File(path) = &settings.input.sink {
+                say(format!("hpl-run: the report is in {}", path.display()));
+            }
+        }
+        if status != Status::Passed {
+            say(format!("hpl-run: exit {}: {reason}", status as u8));
+        } else if !settings.quiet && self.outcomes.len() > 1 {
+            say(format!("hpl-run: {reason}"));
+        }
+        Ok(status)
+    }
+
+    /// The job ended early: what was reported so far is kept beside the files, which stay as they were.
+    fn break_off(mut self, status: Status, reason: &str) {
+        let n = self.outcomes.len();
+        let mut kept = vec![];
+        // The first failure was told; that its report cannot be kept either is told briefly.
+        match self.out.keep_partial() {
+            Ok(path) if n > 0 => kept.extend(path),
+            Ok(path) => path.iter().for_each(|p| drop(std::fs::remove_file(p))),
+            Err(e) => say(format!("hpl-run: the report so far is lost: {e}")),
+        }
+        if let Some(mut target) = self.json.take() {
+            let report = json::Report::new(&self.job, &self.host, &self.outcomes, status, reason);
+            match report.write(&mut target).and_then(|()| target.keep_partial()) {
+                Ok(path) => kept.extend(path),
+                Err(e) => say(format!("hpl-run: the JSON report so far is lost: {e}")),
+            }
+        }
+        for path in kept {
+            say(format!("hpl-run: the report so far is kept in {}", path.display()));
+        }
+    }
+}
+
+fn sentence(tally: &Tally) -> String {
+    let runs = |n: usize| crate::units::count(n, "run");
+    match *tally {
+        Tally { failed: 0, unchecked: 0, passed } => format!("{} passed", runs(passed)),
+        Tally { failed: 0, unchecked, .. } => format!("{} unchecked", runs(unchecked)),
+        Tally { failed, .. } => format!("{failed} of {} failed the residual check", runs(tally.total())),
+    }
+}
+
+fn system(what: &str, error: &std::io::Error) -> Error {
+    Error::System { what: format!("{what} cannot be written"), os: error.to_string() }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A line for people. A closed stderr must not stop the job.
+fn say(text: impl std::fmt::Display) {
+    let _ = std::io::stdout().flush();
+    let _ = writeln!(std::io::stderr(), "{text}");
+}

@@ -1,0 +1,73 @@
+//! The program itself: what it prints where, and how it ends.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn call(folder: &Path, args: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } =
+        Command::new(env!("CARGO_BIN_EXE_hpl-run")).args(args).current_dir(folder).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code().expect("it ends by itself"), text(stdout), text(stderr))
+}
+
+#[test]
+fn help_and_version() {
+    let folder = tempfile::tempdir().unwrap();
+    for (flag, words) in [("-h", "Exit status:"), ("--help", "no MPI and no launcher"), ("-V", "hpl-run 0.")]
+    {
+        let (code, out, err) = call(folder.path(), &[flag]);
+        assert_eq!((code, err.as_str()), (0, ""));
+        assert!(out.contains(words), "{out}");
+    }
+}
+
+#[test]
+fn check_prints_the_plan_and_starts_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, out, err) =
+        call(folder.path(), &["--check", "-N", "100,200", "--nb", "32", "-P", "1", "-Q", "2"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.starts_with("2 runs\nlargest   N 200   NB 32   grid 1x2"), "{out}");
+    // K5-04: plans for a machine that this one is not.
+    let (code, out, err) =
+        call(folder.path(), &["--check", "-N", "5786112", "--nb", "384", "-P", "64", "-Q", "64"]);
+    assert_eq!(code, 3);
+    assert!(out.contains("243.6 TiB for the matrix, 60.9 GiB a rank"), "{out}");
+    assert!(err.contains("nothing was run; N up to about"), "{err}");
+    // With nothing said it says what it would choose, and why.
+    let (code, out, _) = call(folder.path(), &["--check"]);
+    assert_eq!(code, 0);
+    for what in ["chosen    N ", "chosen    NB ", "chosen    grid ", "chosen    threads "] {
+        assert!(out.contains(what), "{out}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_bad_file_is_shown_with_line_and_caret() {
+    let folder = tempfile::tempdir().unwrap();
+    let dat = "t\nt\nHPL.out\n6\n1\n1e2   Ns\n1\n0 NBs\n0\n1\n1\n1\n16.0\n1\n2\n1\n4\n1\n2\n1\n1\n1\n1\n1\n0\n2\n64\n0\n0\n1\n8\n";
+    std::fs::write(folder.path().join("HPL.dat"), dat).unwrap();
+    let (code, out, err) = call(folder.path(), &[]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert_eq!(
+        err,
+        "hpl-run: HPL.dat:6: N: `1e2` is not a whole number\n\
+         \x20   6 | 1e2   Ns\n\
+         \x20     | ^^^ write 100\n\
+         hpl-run: HPL.dat:8: NB: 0: NB must be at least 1\n\
+         \x20   8 | 0 NBs\n\
+         \x20     | ^ write 1 or more\n\
+         hpl-run: 2 errors in HPL.dat; nothing was run\n"
+    );
+}
+
+#[test]
+fn bad_flags_end_with_two() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [&["-N", "1e2"][..], &["--nonsense"], &["-P", "2"], &["no-such.dat"], &["--nb", "0"]] {
+        let (code, out, err) = call(folder.path(), args);
+        assert_eq!((code, out.as_str()), (2, ""), "{args:?}");
+        assert!(!err.is_empty());
+    }
+}
