@@ -2,11 +2,12 @@
 
 use std::sync::Mutex;
 
-use fulmen::{DistMatrix, Grid, Result};
 use fulmen::dist::{Axis, Col, Row};
 use fulmen::kernels::{SharedMut, Team};
+use fulmen::{DistMatrix, Grid, Result};
 
 use crate::generator::Generator;
+use crate::report::Check;
 
 /// Global runs of rows that one process row holds: (first local row, first global row, count).
 fn runs(rows: Axis<Row>, p: usize) -> Vec<(usize, usize, usize)> {
@@ -45,33 +46,6 @@ pub fn generate(generator: Generator, team: &Team, a: &mut DistMatrix<f64>) {
     });
 }
 
-/// What HPL's check of x needs, on every rank.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Norms {
-    /// ‖A‖∞
-    pub a_inf: f64,
-    /// ‖A‖₁
-    pub a_one: f64,
-    /// ‖b‖∞
-    pub b_inf: f64,
-    /// ‖x‖∞
-    pub x_inf: f64,
-    /// ‖x‖₁
-    pub x_one: f64,
-    /// ‖A·x − b‖∞
-    pub r_inf: f64,
-}
-
-impl Norms {
-    /// ‖Ax − b‖∞ / (ε·(‖A‖∞·‖x‖∞ + ‖b‖∞)·N), ε = 2⁻⁵³; 0 for N = 0.
-    pub fn scaled_residual(&self, n: usize) -> f64 {
-        if n == 0 {
-            return 0.0;
-        }
-        self.r_inf / (f64::EPSILON / 2.0 * (self.a_inf * self.x_inf + self.b_inf) * n as f64)
-    }
-}
-
 /// Sums that one thread, and then one rank, collects over its columns.
 struct Sums {
     /// Σⱼ |aᵢⱼ|, by local row.
@@ -91,7 +65,7 @@ pub fn check(
     rows: Axis<Row>,
     cols: Axis<Col>,
     x: &[f64],
-) -> Result<Norms> {
+) -> Result<Check> {
     let n = generator.n();
     let (p, q) = (grid.myrow(), grid.mycol());
     let runs = runs(rows, p);
@@ -143,7 +117,8 @@ pub fn check(
     let mut maxima = [max(&abs), max(&columns), b_inf, max(&r)];
     grid.all().all_max(&mut maxima)?;
     let [a_inf, a_one, b_inf, r_inf] = maxima;
-    Ok(Norms { a_inf, a_one, b_inf, x_inf: max(x), x_one: x.iter().map(|v| v.abs()).sum(), r_inf })
+    let x_one = x.iter().map(|v| v.abs()).sum();
+    Ok(Check { ax_b_inf: r_inf, a_inf, a_one, x_inf: max(x), x_one, b_inf })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
