@@ -3,6 +3,8 @@
 //! Every element is one loop written as in the textbook, one fused step at a time, in one order.
 //! Its packed layout is the documented one with a tile small enough that every edge is met in tests.
 
+use faer::prelude::Reborrow;
+
 use crate::{Description, Diag, Kernels, MatMut, MatRef, Op, Scalar, SharedMut, Side, Team, Tile, Uplo};
 
 const TILE: Tile = Tile { mr: 4, nr: 4, mc: 64 };
@@ -90,23 +92,55 @@ pub(crate) fn scaled<T: Scalar>(beta: T, c: T) -> T {
     }
 }
 
-/// α·Σₚ aₚ·bₚ + c, with the sum in ascending p from zero.
-fn dot_onto<T: Scalar>(alpha: T, terms: impl Iterator<Item = (T, T)>, c: T) -> T {
-    let sum = terms.fold(T::default(), |sum, (a, b)| a.fused_mul_add(b, sum));
-    alpha.fused_mul_add(sum, c)
+/// The columns of op(A).
+fn columns<T: Scalar>(op: Op, a: MatRef<'_, T>) -> Vec<Vec<T>> {
+    let (m, n) = shape_of(op, a);
+    (0..n).map(|j| (0..m).map(|i| element(op, a, i, j)).collect()).collect()
 }
 
-/// Solves T·x = α·x₀ in place, T given by its elements; substitution runs away from the first known.
-fn substitute<T: Scalar>(lower: bool, unit: bool, t: impl Fn(usize, usize) -> T, alpha: T, x: &mut [T]) {
-    let n = x.len();
-    let nth = |step: usize| if lower { step } else { n - 1 - step };
-    for step in 0..n {
-        let i = nth(step);
-        let mut s = alpha * x[i];
-        for p in (0..step).map(nth) {
-            s = (-t(i, p)).fused_mul_add(x[p], s);
+/// c := c + b·a for a column a, one fused step an element.
+///
+/// Compiled twice, since a CPU with FMA does in one instruction what is a function call else: the same bits.
+fn add_multiple<T: Scalar>(c: &mut [T], b: T, a: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma") {
+        #[target_feature(enable = "avx2,fma")]
+        fn with_fma<T: Scalar>(c: &mut [T], b: T, a: &[T]) {
+            steps(c, b, a);
         }
-        x[i] = if unit { s } else { s / t(i, i) };
+        // SAFETY: the CPU has both.
+        return unsafe { with_fma(c, b, a) };
+    }
+    steps(c, b, a);
+}
+
+#[inline(always)]
+fn steps<T: Scalar>(c: &mut [T], b: T, a: &[T]) {
+    for (c, a) in c.iter_mut().zip(a) {
+        *c = a.fused_mul_add(b, *c);
+    }
+}
+
+/// c := α·A·b + c, where the sum starts from zero and runs in ascending order.
+fn add_product<T: Scalar>(alpha: T, a: &[Vec<T>], b: impl Fn(usize) -> T, c: &mut [T]) {
+    let mut sum = vec![T::default(); c.len()];
+    for (p, a) in a.iter().enumerate() {
+        add_multiple(&mut sum, b(p), a);
+    }
+    add_multiple(c, alpha, &sum);
+}
+
+/// Solves T·x = x₀ in place, T given by its columns: each x found is taken out of the equations left.
+fn substitute<T: Scalar>(lower: bool, unit: bool, t: &[Vec<T>], x: &mut [T]) {
+    let n = x.len();
+    for p in 0..n {
+        let p = if lower { p } else { n - 1 - p };
+        if !unit {
+            x[p] /= t[p][p];
+        }
+        let rest = if lower { p + 1..n } else { 0..p };
+        let found = -x[p];
+        add_multiple(&mut x[rest.clone()], found, &t[p][rest]);
     }
 }
 
@@ -184,17 +218,18 @@ impl<T: Scalar> Kernels<T> for Reference {
     ) {
         let (m, n, k) = gemm_shape(a, b, &c);
         let k = if alpha == T::default() { 0 } else { k };
+        let op_a = if k == 0 { Vec::new() } else { columns(a.0, a.1) };
         let shared = SharedMut::new(c);
         team.run(|me| {
             let mine = me.share(n, 1);
             // SAFETY: members' shares of the columns are disjoint.
             let mut c = unsafe { shared.part(0..m, mine.clone()) };
             for (jj, j) in mine.enumerate() {
-                for i in 0..m {
-                    let old = scaled(beta, c[(i, jj)]);
-                    let terms = (0..k).map(|p| (element(a.0, a.1, i, p), element(b.0, b.1, p, j)));
-                    c[(i, jj)] = if k == 0 { old } else { dot_onto(alpha, terms, old) };
+                let mut column: Vec<T> = (0..m).map(|i| scaled(beta, c[(i, jj)])).collect();
+                if k > 0 {
+                    add_product(alpha, &op_a, |p| element(b.0, b.1, p, j), &mut column);
                 }
+                (0..m).for_each(|i| c[(i, jj)] = column[i]);
             }
         });
     }
@@ -214,7 +249,13 @@ impl<T: Scalar> Kernels<T> for Reference {
         // X·op(A) = αB is op(A)ᵀ·Xᵀ = αBᵀ: a row of B is solved as a column is.
         let left = side == Side::Left;
         let lower = ((uplo == Uplo::Lower) == (op == Op::NoTrans)) == left;
-        let t = |i, p| if left { element(op, a, i, p) } else { element(op, a, p, i) };
+        let t = match (left, op) {
+            _ if alpha == T::default() => Vec::new(),
+            (true, _) => columns(op, a),
+            (false, Op::NoTrans) => columns(Op::Trans, a),
+            (false, Op::Trans) => columns(Op::NoTrans, a),
+            (false, Op::ConjTrans) => columns(Op::ConjTrans, a.transpose()),
+        };
         let (order, count) = if left { (b.nrows(), b.ncols()) } else { (b.ncols(), b.nrows()) };
         let shared = SharedMut::new(b);
         team.run(|me| {
@@ -225,8 +266,8 @@ impl<T: Scalar> Kernels<T> for Reference {
                 let part = unsafe { shared.part(rows, cols) };
                 let mut part = if left { part } else { part.transpose_mut() };
                 if alpha != T::default() {
-                    (0..order).for_each(|i| x[i] = part[(i, 0)]);
-                    substitute(lower, diag == Diag::Unit, t, alpha, &mut x);
+                    (0..order).for_each(|i| x[i] = alpha * part[(i, 0)]);
+                    substitute(lower, diag == Diag::Unit, &t, &mut x);
                 }
                 (0..order).for_each(|i| part[(i, 0)] = x[i]);
             }
@@ -256,11 +297,11 @@ impl<T: Scalar> Kernels<T> for Reference {
             return;
         }
         assert_eq!(b.len() % (k * TILE.nr), 0, "trsm_packed: whole strips");
-        let mut x = vec![T::default(); k];
+        let (l, mut x) = (columns(Op::NoTrans, l), vec![T::default(); k]);
         for strip in b.chunks_exact_mut(k * TILE.nr) {
             for j in 0..TILE.nr {
                 (0..k).for_each(|p| x[p] = strip[p * TILE.nr + j]);
-                substitute(true, true, |i, p| l[(i, p)], T::one(), &mut x);
+                substitute(true, true, &l, &mut x);
                 (0..k).for_each(|p| strip[p * TILE.nr + j] = x[p]);
             }
         }
@@ -273,12 +314,12 @@ impl<T: Scalar> Kernels<T> for Reference {
         if alpha == T::default() || k == 0 {
             return;
         }
+        let unpacked = |p| (0..m).map(|i| a[packed_index(TILE.mr, k, p, i)]).collect();
+        let a: Vec<Vec<T>> = (0..k).map(unpacked).collect();
         for j in 0..n {
-            for i in 0..m {
-                let terms =
-                    (0..k).map(|p| (a[packed_index(TILE.mr, k, p, i)], b[packed_index(TILE.nr, k, p, j)]));
-                c[(i, j)] = dot_onto(alpha, terms, c[(i, j)]);
-            }
+            let mut column: Vec<T> = (0..m).map(|i| c[(i, j)]).collect();
+            add_product(alpha, &a, |p| b[packed_index(TILE.nr, k, p, j)], &mut column);
+            (0..m).for_each(|i| c[(i, j)] = column[i]);
         }
     }
 
@@ -293,16 +334,15 @@ impl<T: Scalar> Kernels<T> for Reference {
     fn panel_column(&self, mut cols: MatMut<'_, T>, scale: Option<T>, u: &[T]) -> Option<usize> {
         let (m, done) = (cols.nrows(), u.len());
         assert_eq!(cols.ncols(), done + 1, "panel_column: finished columns and the current one");
-        let mut current = vec![T::default(); m];
-        for i in 0..m {
-            if let (Some(scale), Some(last)) = (scale, done.checked_sub(1)) {
-                cols[(i, last)] *= scale;
-            }
-            for p in 0..done {
-                cols[(i, done)] = (-cols[(i, p)]).fused_mul_add(u[p], cols[(i, done)]);
-            }
-            current[i] = cols[(i, done)];
+        if let (Some(scale), Some(last)) = (scale, done.checked_sub(1)) {
+            (0..m).for_each(|i| cols[(i, last)] *= scale);
         }
+        let mut columns = columns(Op::NoTrans, cols.rb());
+        let mut current = columns.pop().unwrap_or_default();
+        for (p, column) in columns.iter().enumerate() {
+            add_multiple(&mut current, -u[p], column);
+        }
+        (0..m).for_each(|i| cols[(i, done)] = current[i]);
         iamax(&current)
     }
 }
