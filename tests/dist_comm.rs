@@ -278,3 +278,165 @@ fn groups_that_share_ranks_keep_their_messages_apart() {
         Ok(())
     });
 }
+
+/// All ranks of a job, to be driven by one thread: then every interleaving can be chosen.
+fn by_hand(n: usize) -> Vec<Group> {
+    let job = mem::Job::new(n, &mem::Options::default()).unwrap();
+    job.build().into_iter().map(|fabric| Group::all(fabric).unwrap()).collect()
+}
+
+#[test]
+fn the_middle_of_a_chain_passes_on_what_it_has() {
+    // More chunks than a stream holds: the last cannot arrive before the root polls again.
+    let (chunks, len) = (100, 8 * 100);
+    let mut panels: Vec<_> = by_hand(3)
+        .iter()
+        .map(|group| PanelBcast::<u64>::new(&BcastLane::new(group), Topology::Ring, 64, len).unwrap())
+        .collect();
+    panels.iter_mut().for_each(|panel| panel.start(0, 0..len).unwrap());
+    panels[0].data_mut(0..len).iter_mut().enumerate().for_each(|(i, x)| *x = mark(0, i));
+    panels[0].send().unwrap();
+    assert!(!panels[1].poll().unwrap(), "all {chunks} chunks came at once: the test shows nothing");
+    assert!(!panels[2].poll().unwrap());
+    // The end of the chain has its first chunk while the middle lacks its last.
+    assert_eq!(panels[2].data(0..8), (0..8).map(|i| mark(0, i)).collect::<Vec<_>>());
+    while !panels.iter_mut().fold(true, |all, panel| panel.poll().unwrap() & all) {}
+    for mut panel in panels {
+        panel.finish().unwrap();
+        assert!(panel.data(0..len).iter().enumerate().all(|(i, &x)| x == mark(0, i)));
+    }
+}
+
+mod schedules {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Ranks advance in any order, each polling any of its panels at any moment: with nobody ever
+        /// waiting, every broadcast is delivered whole, and in few enough steps.
+        #[test]
+        fn any_interleaving_of_ranks_and_panels_delivers(
+            n in 1usize..7,
+            topology in 0usize..7,
+            depth in 0usize..3,
+            lens in prop::collection::vec(0usize..60, 1..9),
+            roots in prop::collection::vec(0usize..7, 9),
+            seed in any::<u64>(),
+        ) {
+            let topology = Topology::ALL[topology];
+            let slots = depth + 1;
+            struct Rank {
+                me: usize,
+                panels: Vec<PanelBcast<u64>>,
+                started: usize,
+                sent: Vec<bool>,
+                done: usize,
+            }
+            let mut ranks: Vec<Rank> = by_hand(n)
+                .iter()
+                .map(|group| {
+                    let lane = BcastLane::new(group);
+                    let panel = || PanelBcast::new(&lane, topology, 64, 64).unwrap();
+                    let panels = (0..slots).map(|_| panel()).collect();
+                    Rank { me: group.me(), panels, started: 0, sent: vec![false; lens.len()], done: 0 }
+                })
+                .collect();
+            let root = |k: usize| roots[k] % n;
+            let mut state = seed | 1;
+            let mut random = |below: usize| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) as usize % below
+            };
+            let mut steps = 0;
+            while ranks.iter().any(|r| r.done < lens.len()) {
+                steps += 1;
+                prop_assert!(steps < 20_000, "{topology}: no end");
+                let r = &mut ranks[random(n)];
+                match random(4) {
+                    0 if r.started < lens.len() && r.started < r.done + slots => {
+                        let k = r.started;
+                        // `start` waits for what its buffer sent before: here nobody may wait.
+                        if k < slots || r.panels[k % slots].is_flushed().unwrap() {
+                            r.panels[k % slots].start(root(k), 0..lens[k]).unwrap();
+                            r.started += 1;
+                        }
+                    }
+                    1 => {
+                        // The root sends any started panel of its own, in whatever order.
+                        let open: Vec<_> =
+                            (r.done..r.started).filter(|&k| root(k) == r.me && !r.sent[k]).collect();
+                        if !open.is_empty() {
+                            let k = open[random(open.len())];
+                            let panel = &mut r.panels[k % slots];
+                            panel.data_mut(0..lens[k]).iter_mut().enumerate().for_each(|(i, x)| *x = mark(k, i));
+                            panel.send().unwrap();
+                            r.sent[k] = true;
+                        }
+                    }
+                    2 if r.started > r.done => {
+                        let k = r.done + random(r.started - r.done);
+                        r.panels[k % slots].poll().unwrap();
+                    }
+                    _ if r.started > r.done => {
+                        let k = r.done;
+                        if r.panels[k % slots].poll().unwrap() {
+                            r.panels[k % slots].finish().unwrap();
+                            let data = r.panels[k % slots].data(0..lens[k]);
+                            prop_assert!(data.iter().enumerate().all(|(i, &x)| x == mark(k, i)));
+                            r.done += 1;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// A rank fails in the middle: the others learn of it wherever they are, and nobody hangs or panics, not even
+/// when they try again.
+#[test]
+fn a_lost_rank_ends_every_collective_of_the_others() {
+    type Step = fn(&Group) -> Result<()>;
+    let steps: [Step; 7] = [
+        |group| group.barrier(),
+        |group| group.all_gather(&[1u8], &mut vec![0; group.len()]),
+        |group| group.all_sum(&mut vec![1.0; 10_000]),
+        |group| group.bcast(2, &mut [1u32; 5]),
+        |group| group.gather(0, &[1u64; 5]).map(drop).and_then(|()| group.barrier()),
+        |group| {
+            let mut exchange = AllToAllSmall::<f64>::new(group, Lane::PIVOT, 3)?;
+            loop {
+                exchange.post(&[1.0])?;
+                if exchange.collect().is_err() {
+                    exchange.post(&[1.0])?;
+                }
+            }
+        },
+        |group| {
+            let mut panel = PanelBcast::<f64>::new(&BcastLane::new(group), Topology::Long, 64, 99)?;
+            panel.start(2, 0..99)?;
+            if panel.finish().is_err() {
+                panel.start(2, 0..99)?;
+            }
+            Ok(())
+        },
+    ];
+    for step in steps {
+        let results = mem::run(3, mem::Options::default(), |fabric| {
+            let group = Group::all(fabric)?;
+            group.barrier()?;
+            if group.me() == 2 {
+                return Err(fulmen::Error::argument("A", "x", "is bad", "give a good one"));
+            }
+            step(&group).and_then(|()| step(&group))
+        });
+        for rank in 0..2 {
+            let text = results[rank].as_ref().unwrap_err().to_string();
+            let told = text.contains("rank 2 ended the job") && text.contains("A: x: is bad");
+            assert!(told || text.contains("before its last was finished"), "{text}");
+        }
+    }
+}

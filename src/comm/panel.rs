@@ -232,6 +232,7 @@ impl<T: Pod> PanelBcast<T> {
     /// # Errors
     /// When a rank is lost, or what came is not what was expected.
     pub fn poll(&mut self) -> Result<bool> {
+        self.lane.group.fabric().poll()?; // what was sent may still be queued here
         while let Some(&hop) = self.receives.get(self.received) {
             let group = &self.lane.group;
             if self.lane.turns().from[hop.peer].done != hop.turn {
@@ -297,6 +298,14 @@ impl<T: Pod> PanelBcast<T> {
             self.lane.turns().to[hop.peer].done += 1;
         }
         Ok(())
+    }
+
+    /// Whether what this rank sent has left, so that [`start`](PanelBcast::start) will not wait.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn is_flushed(&mut self) -> Result<bool> {
+        self.buf.is_flushed(&**self.lane.group.fabric())
     }
 
     /// Waits until what this rank sent has left, so that the buffer may be dropped or written.

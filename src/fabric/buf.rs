@@ -263,6 +263,21 @@ impl<T: Pod> Buf<T> {
         Ok(range.start..range.start + bytes / size_of::<T>())
     }
 
+    /// Whether everything put from this buffer has left it: then [`Buf::flush`] does not wait.
+    ///
+    /// # Errors
+    /// As [`Fabric::is_done`].
+    pub fn is_flushed(&mut self, fabric: &dyn Fabric) -> Result<bool> {
+        let ledger = self.ledger.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        while let Some((ticket, _)) = ledger.sending.last() {
+            if !fabric.is_done(*ticket)? {
+                return Ok(false);
+            }
+            ledger.sending.pop();
+        }
+        Ok(true)
+    }
+
     /// Waits until everything put from this buffer has left it.
     ///
     /// # Errors
