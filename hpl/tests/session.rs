@@ -274,3 +274,68 @@ fn the_folders_own_file() {
         [29, 30].iter().flat_map(|n| expected.iter().map(move |tv| format!("{tv} {n} 4"))).collect();
     assert_eq!(rows, expected);
 }
+
+/// Runs in a process of its own: solves one system, then is slow.
+struct Slow(Textbook);
+
+impl Driver for Slow {
+    fn calibrate(&mut self, kernels: &str, ranks: usize, threads: usize) -> Result<Job, Error> {
+        self.0.calibrate(kernels, ranks, threads)
+    }
+
+    fn start(&mut self, settings: &Settings) -> Result<(), Error> {
+        self.0.start(settings)
+    }
+
+    fn solve(&mut self, run: &Run, progress: &Progress) -> Result<Outcome, Error> {
+        if self.0.solved == 1 {
+            std::thread::sleep(std::time::Duration::from_secs(60));
+        }
+        self.0.solve(run, progress)
+    }
+}
+
+const SLOW_FOLDER: &str = "FULMEN_TEST_SLOW_FOLDER";
+
+#[test]
+#[ignore = "the child of `ctrl_c_keeps_the_report_so_far`"]
+fn slow_child() {
+    let Ok(folder) = std::env::var(SLOW_FOLDER) else { return };
+    let args = format!("hpl-run --quiet -N 20,30 --nb 8 --output {folder}/out --json {folder}/j.json");
+    let cli = Cli::try_parse_from(args.split_whitespace()).unwrap();
+    let status = session::run(&cli, Path::new(&folder), &Host::detect(), &mut Slow(Textbook::default()));
+    panic!("ended with {status:?}");
+}
+
+#[test]
+fn ctrl_c_keeps_the_report_so_far() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let folder = Folder::new();
+        fs::write(folder.path("out"), "old").unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "slow_child", "--ignored"])
+            .env(SLOW_FOLDER, folder.0.path())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        // The first run is in the report that grows beside the file.
+        let grown = || {
+            let names = folder.names();
+            let growing = names.iter().find(|n| n.starts_with(".out."));
+            growing.is_some_and(|n| folder.read(n).contains("PASSED"))
+        };
+        let begun = Instant::now();
+        while !grown() {
+            assert!(begun.elapsed().as_secs() < 60, "{:?}", folder.names());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        // SAFETY: the child is ours and has not been waited for.
+        unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+        assert_eq!(child.wait().unwrap().code(), Some(Status::Interrupted as i32));
+        assert_eq!(folder.names(), ["j.json.partial", "out", "out.partial"]);
+        assert_eq!(folder.read("out"), "old");
+        assert!(folder.read("out.partial").contains("PASSED"));
+        assert_eq!(folder.json("j.json.partial")["exit"], 5);
+    }
+}

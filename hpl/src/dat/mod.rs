@@ -9,7 +9,10 @@ mod diagnostic;
 mod dialect;
 mod field;
 mod lines;
+mod lists;
 mod reader;
+mod values;
+mod words;
 
 pub use diagnostic::Diagnostic;
 
