@@ -26,7 +26,7 @@ pub fn max<T: Scalar>(a: &DistRef<'_, T>) -> Result<Re<T>> {
     let local = a.local();
     let mut largest = Re::<T>::zero();
     for j in 0..local.ncols() {
-        largest = column(local, j).iter().fold(largest, |m, x| larger(m, x.modulus()));
+        largest = larger(largest, fold_lanes(column(local, j), |x| x.modulus(), larger));
     }
     largest_of(a.grid().all(), largest)
 }
@@ -143,7 +143,7 @@ fn column<T>(a: MatRef<'_, T>, j: usize) -> &[T] {
 fn column_sums<T: Scalar>(a: &DistRef<'_, T>, size: impl Fn(T) -> Re<T>) -> Result<Vec<Re<T>>> {
     let sum = |block: Range<usize>, cols: Range<usize>, out: &mut Vec<Re<T>>| {
         let part = a.block().submatrix(block.start, cols.start, block.len(), cols.len());
-        out.extend((0..cols.len()).map(|j| lane_sum(column(part, j), &size)));
+        out.extend((0..cols.len()).map(|j| fold_lanes(column(part, j), &size, |a, b| a + b)));
     };
     let rows = (a.row_axis(), a.row_range(), a.grid().myrow());
     block_sums(rows, a.local_cols(0..a.ncols()), a.grid().col_group(), sum)
@@ -203,13 +203,17 @@ fn block_sums<D, R: Real + Pod>(
     Ok(sums)
 }
 
-/// Sum of `size` over `x` in eight interleaved partial sums: a fixed order that vectorises.
-fn lane_sum<T: Scalar>(x: &[T], size: impl Fn(T) -> Re<T>) -> Re<T> {
+/// Folds `x` in eight interleaved lanes, and the lanes from first to last: a fixed order that vectorises.
+fn fold_lanes<T: Scalar>(x: &[T], size: impl Fn(T) -> Re<T>, fold: impl Fn(Re<T>, Re<T>) -> Re<T>) -> Re<T> {
     let mut lanes = [Re::<T>::zero(); 8];
-    for chunk in x.chunks(8) {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane += size(x);
+    let (chunks, rest) = x.as_chunks::<8>();
+    for chunk in chunks {
+        for l in 0..8 {
+            lanes[l] = fold(lanes[l], size(chunk[l]));
         }
     }
-    lanes.into_iter().fold(Re::<T>::zero(), |sum, lane| sum + lane)
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane = fold(*lane, size(x));
+    }
+    lanes.into_iter().fold(Re::<T>::zero(), fold)
 }
