@@ -137,7 +137,7 @@ pub struct Cli {
     pub timeout: Option<Duration>,
 
     /// Say what would run, how much memory and time it takes, and end
-    #[arg(long, conflicts_with_all = ["json", "hash"], help_heading = REPORT)]
+    #[arg(long, conflicts_with_all = ["json", "bundle", "hash"], help_heading = REPORT)]
     pub check: bool,
 
     /// Write the HPL.out report to FILE (- is stdout)
@@ -147,6 +147,10 @@ pub struct Cli {
     /// Write a report for programs to FILE (- is stdout; HPL.out then goes to stderr)
     #[arg(long, value_name = "FILE", help_heading = REPORT)]
     pub json: Option<PathBuf>,
+
+    /// Write report, input, command, time stamps and configuration as cert-N-* into FOLDER
+    #[arg(long, value_name = "FOLDER", help_heading = REPORT)]
+    pub bundle: Option<PathBuf>,
 
     /// Print the hash of the solution's bits
     #[arg(long, help_heading = REPORT)]

@@ -1,6 +1,9 @@
 //! `hpl-run`: the High-Performance Linpack benchmark on Fulmen.
 //!
-//! Pure modules: text in, values out.
+//! A call goes down this list: [`cli`] and [`dat`] say what the user wants, [`settings`] puts them
+//! together, [`auto`] chooses the rest, [`plan`] counts runs, memory and time and refuses what does not
+//! fit, a [`driver::Driver`] solves, [`report`] tells, [`exit`] ends; [`session`] is the thread through
+//! them. All but driver, session, interrupt and progress are pure: text in, values out.
 
 pub mod auto;
 pub mod cli;

@@ -14,6 +14,7 @@ use crate::machine::Host;
 use crate::params::Sink;
 use crate::plan::{Plan, Rate};
 use crate::progress::Progress;
+use crate::report::bundle::{self, Bundle};
 use crate::report::file::Target;
 use crate::report::{Job, Outcome, Tally, Verdict, human, json, out};
 use crate::settings::{self, Settings};
@@ -137,6 +138,8 @@ fn solve_all(
 /// The reports of a job, as far as they have grown.
 struct Reports {
     out: Target,
+    /// What went to `out`.
+    text: Vec<u8>,
     json: Option<Target>,
     job: Job,
     host: Host,
@@ -147,7 +150,9 @@ struct Reports {
 impl Reports {
     /// Opens the files: what cannot be written is found before any work.
     fn open(settings: &Settings, job: &Job, host: &Host) -> Result<Reports, Error> {
+        settings.bundle.as_deref().map(bundle::prepare).transpose()?;
         Ok(Reports {
+            text: vec![],
             out: Target::open(&settings.input.sink, "output file")?,
             json: settings.json.as_ref().map(|sink| Target::open(sink, "--json")).transpose()?,
             job: job.clone(),
@@ -158,14 +163,22 @@ impl Reports {
     }
 
     fn begin(&mut self, settings: &Settings) -> Result<(), Error> {
-        let written = out::head(&mut self.out, &settings.input).and_then(|()| self.out.flush());
-        written.map_err(|e| system("the HPL.out report", &e))
+        self.write(|text| out::head(text, &settings.input))
     }
 
     fn add(&mut self, outcome: Outcome) -> Result<(), Error> {
         let first = self.outcomes.is_empty();
-        let written = out::run(&mut self.out, &outcome, first).and_then(|()| self.out.flush());
+        let written = self.write(|text| out::run(text, &outcome, first));
         self.outcomes.push(outcome);
+        written
+    }
+
+    /// Adds to the HPL.out report, at once.
+    fn write(&mut self, part: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), Error> {
+        let begin = self.text.len();
+        let written = part(&mut self.text)
+            .and_then(|()| self.out.write_all(&self.text[begin..]))
+            .and_then(|()| self.out.flush());
         written.map_err(|e| system("the HPL.out report", &e))
     }
 
@@ -180,8 +193,24 @@ impl Reports {
         let tally = self.tally();
         let status = if tally.failed > 0 { Status::Failed } else { Status::Passed };
         let reason = sentence(&tally);
-        let written = out::tail(&mut self.out, &tally, self.checked).and_then(|()| self.out.complete());
-        written.map_err(|e| system("the HPL.out report", &e))?;
+        let checked = self.checked;
+        self.write(|text| out::tail(text, &tally, checked))?;
+        self.out.complete().map_err(|e| system("the HPL.out report", &e))?;
+        if let Some(folder) = &settings.bundle {
+            let command = std::env::args().collect::<Vec<_>>().join(" ");
+            let bundle = Bundle {
+                input: &settings.input,
+                text: &self.text,
+                outcomes: &self.outcomes,
+                job: &self.job,
+                host: &self.host,
+                command: &command,
+            };
+            let written = bundle.write(folder).map_err(|e| system("the bundle", &e))?;
+            if !settings.quiet {
+                say(format!("hpl-run: {} files are in {}", written.len(), folder.display()));
+            }
+        }
         if let Some(mut target) = self.json {
             let report = json::Report::new(&self.job, &self.host, &self.outcomes, status, &reason);
             let written = report.write(&mut target).and_then(|()| target.complete());

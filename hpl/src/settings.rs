@@ -65,6 +65,8 @@ pub struct Settings {
     pub timeout: Duration,
     /// Where the JSON report goes.
     pub json: Option<Sink>,
+    /// Where the certificate's files go.
+    pub bundle: Option<PathBuf>,
     /// Print the hash of x.
     pub hash: bool,
     /// Print nothing of our own.
@@ -257,6 +259,7 @@ impl Request {
             silence: cli.silence.unwrap_or(Duration::from_secs(10)),
             timeout: cli.timeout.unwrap_or(Duration::from_secs(600)),
             json: cli.json.map(|p| if p == Path::new("-") { Sink::Stdout } else { Sink::File(p) }),
+            bundle: cli.bundle,
             hash: cli.hash,
             quiet: cli.quiet,
             check: cli.check,

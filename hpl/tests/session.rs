@@ -275,6 +275,36 @@ fn the_folders_own_file() {
     assert_eq!(rows, expected);
 }
 
+/// K2-08: five files that agree.
+#[test]
+fn a_bundle_for_a_certificate() {
+    let folder = Folder::new();
+    assert_eq!(folder.call("-N 50,60 --nb 16 --bundle @/cert", &mut Textbook::default()), Status::Passed);
+    let file = |name: &str| folder.read(&format!("cert/cert-60-{name}"));
+    assert_eq!(file("hpl.rslts"), folder.read("out"));
+    let report = folder.json("j.json");
+    let rslts = file("hpl.rslts");
+    let rows: Vec<&str> = rslts.lines().filter(|l| l.starts_with("WR11R2R8 ")).collect();
+    let stamps: Vec<String> = file("hpl.tstamps").lines().map(str::to_string).collect();
+    assert_eq!((rows.len(), stamps.len()), (2, 2));
+    for i in 0..2 {
+        let run = &report["runs"][i];
+        let fields: Vec<&str> = rows[i].split_whitespace().collect();
+        assert_eq!(fields[1], run["n"].to_string());
+        let (gflops, all): (f64, f64) = (fields[6].parse().unwrap(), run["gflops"].as_f64().unwrap());
+        assert!((gflops - all).abs() < 1e-4 * all);
+        let start = run["started"].as_str().unwrap();
+        assert!(
+            stamps[i].contains(&format!("start {start}")) && stamps[i].ends_with(fields[5]),
+            "{stamps:?}"
+        );
+    }
+    let again = fulmen_hpl::dat::read("x", file("hpl.input").as_bytes()).unwrap();
+    assert_eq!((again.input.ns, again.input.nbs), (vec![50, 60], vec![16]));
+    assert!(file("configuration.txt").contains("kernels    native (self-test ok)"));
+    assert!(file("hpl.run").ends_with('\n'));
+}
+
 /// Runs in a process of its own: solves one system, then is slow.
 struct Slow(Textbook);
 

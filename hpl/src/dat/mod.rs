@@ -13,8 +13,10 @@ mod lists;
 mod reader;
 mod values;
 mod words;
+mod write;
 
 pub use diagnostic::Diagnostic;
+pub use write::write;
 
 use crate::params::Input;
 

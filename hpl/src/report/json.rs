@@ -221,7 +221,7 @@ impl PhaseReport {
 
 /// RFC 3339 in UTC, whole seconds: `2026-11-30T07:00:00Z`. Days to date as in Hinnant's
 /// "chrono-compatible low-level date algorithms" (civil_from_days).
-fn utc(time: SystemTime) -> String {
+pub(super) fn utc(time: SystemTime) -> String {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);
