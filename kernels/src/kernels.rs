@@ -55,7 +55,8 @@ pub struct Description {
 ///
 /// A packed A (m × k) is ⌈m/mr⌉ slivers, each `mr·k` elements: for every column the `mr` rows of it.
 /// A packed B (k × n) is ⌈n/nr⌉ strips, each `nr·k` elements: for every row the `nr` columns of it.
-/// What lies beyond m or n is zero. So a part of an operand that starts at a multiple of `mr` (`nr`)
+/// What lies beyond m or n is zero. (The `mr` elements of a column of A may be in an order of the back
+/// end's own, as real before imaginary parts; those of B are not.) So a part of an operand that starts at a multiple of `mr` (`nr`)
 /// is a contiguous range, and can be sent and used as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tile {
@@ -163,4 +164,11 @@ pub trait Kernels<T: Scalar>: Send + Sync {
     /// division by the pivot). Then c := c − Σₚ colₚ·u\[p\], p ascending, one fused step each; returned is
     /// [`Kernels::iamax`] of c.
     fn panel_column(&self, cols: MatMut<'_, T>, scale: Option<T>, u: &[T]) -> Option<usize>;
+
+    /// x := α·x.
+    fn scal(&self, alpha: T, x: &mut [T]) {
+        for x in x {
+            *x *= alpha;
+        }
+    }
 }

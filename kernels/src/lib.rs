@@ -9,6 +9,7 @@
 
 mod blas;
 mod kernels;
+mod native;
 mod panel;
 mod reference;
 mod rows;
@@ -20,8 +21,12 @@ mod team;
 
 pub use faer::{Mat, MatMut, MatRef};
 pub use kernels::{Description, Diag, Kernels, Op, Side, Tile, Uplo};
+pub use native::{HasNative, Isa, native};
 pub use num_complex::Complex;
-pub use panel::{Candidate, PanelShape, PivotExchange, Variant};
+pub use panel::{
+    Candidate, LocalExchange, PanelJob, PanelShape, PivotExchange, Variant, compare_pivots, getrf,
+    getrf_panel,
+};
 pub use reference::Reference;
 pub use rows::{RowSource, gather_strip, move_rows};
 pub use scalar::{Real, Scalar, c32, c64};

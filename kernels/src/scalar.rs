@@ -36,6 +36,7 @@ pub trait Scalar:
     + num_traits::NumAssign
     + Neg<Output = Self>
     + faer::traits::ComplexField
+    + crate::HasNative
 {
     /// The type of its absolute value.
     type Real: Real;
@@ -63,6 +64,25 @@ pub trait Scalar:
     /// `self·b + c`: one rounding for the real types; for complex, re then im, each two fused steps
     /// in a fixed order.
     fn fused_mul_add(self, b: Self, c: Self) -> Self;
+}
+
+/// 1/x; complex by Smith (1962, Algorithm 116), so that nothing overflows on the way.
+pub(crate) fn reciprocal<T: Scalar>(x: T) -> T {
+    let (re, im) = (x.re(), x.im());
+    let one = <<T as Scalar>::Real as num_traits::One>::one();
+    if !T::IS_COMPLEX {
+        return T::from_real(one / re);
+    }
+    let abs = <<T as Scalar>::Real as num_traits::Float>::abs;
+    if abs(re) >= abs(im) {
+        let ratio = im / re;
+        let d = re + im * ratio;
+        T::from_parts(one / d, -ratio / d)
+    } else {
+        let ratio = re / im;
+        let d = re * ratio + im;
+        T::from_parts(ratio / d, -one / d)
+    }
 }
 
 macro_rules! real {

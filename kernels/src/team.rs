@@ -132,6 +132,11 @@ impl<'a> Member<'a> {
         self.barrier.wait();
     }
 
+    /// As [`Member::barrier`], but when all have come, member 0 runs `work` before any goes on.
+    pub fn led(&self, work: impl FnOnce()) {
+        self.barrier.wait_led(self.index == 0, work);
+    }
+
     /// Spins, then yields, until `condition` holds: for waiting on a flag that another member will set.
     ///
     /// # Panics
@@ -177,12 +182,32 @@ impl Barrier {
         }
         let generation = self.generation.load(Ordering::Relaxed);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.len {
-            self.arrived.store(0, Ordering::Relaxed);
-            self.generation.store(generation.wrapping_add(1), Ordering::Release);
-            return;
+            self.release(generation);
+        } else {
+            self.wait_while(|| self.generation.load(Ordering::Acquire) == generation);
         }
+    }
+
+    fn wait_led(&self, leader: bool, work: impl FnOnce()) {
+        let generation = self.generation.load(Ordering::Relaxed);
+        if leader {
+            self.wait_while(|| self.arrived.load(Ordering::Acquire) + 1 < self.len);
+            work();
+            self.release(generation);
+        } else {
+            self.arrived.fetch_add(1, Ordering::AcqRel);
+            self.wait_while(|| self.generation.load(Ordering::Acquire) == generation);
+        }
+    }
+
+    fn release(&self, generation: usize) {
+        self.arrived.store(0, Ordering::Relaxed);
+        self.generation.store(generation.wrapping_add(1), Ordering::Release);
+    }
+
+    fn wait_while(&self, condition: impl Fn() -> bool) {
         let mut patience = Patience::default();
-        while self.generation.load(Ordering::Acquire) == generation {
+        while condition() {
             assert!(!self.poisoned.load(Ordering::Relaxed), "another thread of this team panicked");
             patience.pause();
         }
@@ -234,6 +259,25 @@ mod tests {
                 next = r.end;
             }
             assert_eq!(next, n);
+        }
+    }
+
+    #[test]
+    fn the_leader_works_while_the_others_wait() {
+        for len in [1, 2, 3] {
+            let team = Team::new(len).unwrap();
+            let (arrived, led) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            team.run(|me| {
+                for round in 1..=200 {
+                    arrived.fetch_add(1, Ordering::Relaxed);
+                    me.led(|| {
+                        assert_eq!(arrived.load(Ordering::Relaxed), round * len);
+                        led.store(round, Ordering::Relaxed);
+                    });
+                    assert_eq!(led.load(Ordering::Relaxed), round);
+                    me.barrier();
+                }
+            });
         }
     }
 

@@ -1,0 +1,141 @@
+//! What CPU this is, and the blocks that fit its caches.
+
+use super::Isa;
+
+/// A CPU: its name for reports and its data caches in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Cpu {
+    pub name: String,
+    pub l1: usize,
+    pub l2: usize,
+    pub l3: usize,
+}
+
+/// Block sizes of the packed loops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Blocking {
+    /// Longest pass over k. Sums are cut by it, so it is one number for all CPUs: their bits agree.
+    pub kc: usize,
+    /// Bytes of A that a thread works through at once (of L2).
+    pub a_bytes: usize,
+    /// Bytes of B that all threads share (of L3).
+    pub b_bytes: usize,
+}
+
+impl Blocking {
+    /// The table.
+    pub(super) fn of(cpu: &Cpu, _isa: Isa) -> Self {
+        Blocking {
+            kc: 256,
+            // More than half of L2 loses: A would be thrown out by B and C passing through.
+            a_bytes: (cpu.l2 / 2).clamp(128 << 10, 1 << 20),
+            b_bytes: (cpu.l3 / 4 * 3).clamp(4 << 20, 24 << 20),
+        }
+    }
+
+    /// The passes over k: start and length, nearly equal.
+    pub(super) fn passes(&self, k: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let kc = k.div_ceil(k.div_ceil(self.kc).max(1)).next_multiple_of(8).max(8);
+        (0..k).step_by(kc).map(move |p| (p, kc.min(k - p)))
+    }
+
+    /// Rows of A in a block, a multiple of `mr`, for passes of `k` elements of `size` bytes.
+    pub(super) fn mc(&self, k: usize, mr: usize, size: usize) -> usize {
+        (self.a_bytes / (k.max(1) * size) / mr).clamp(1, 64) * mr
+    }
+}
+
+impl Cpu {
+    /// This machine's.
+    pub(super) fn detect() -> Self {
+        let (l1, l2, l3) = caches().unwrap_or((32 << 10, 512 << 10, 8 << 20));
+        Cpu { name: name(), l1, l2, l3 }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn caches() -> Option<(usize, usize, usize)> {
+    let mut sizes = [0; 4];
+    for index in 0..8 {
+        let read = |what: &str| {
+            std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{what}")).ok()
+        };
+        let (Some(level), Some(kind), Some(size)) = (read("level"), read("type"), read("size")) else {
+            continue;
+        };
+        let kib = size.trim().strip_suffix('K').and_then(|s| s.parse::<usize>().ok());
+        if let (Ok(level), Some(kib), true) =
+            (level.trim().parse::<usize>(), kib, kind.trim() != "Instruction")
+            && level < sizes.len()
+        {
+            sizes[level] = kib << 10;
+        }
+    }
+    (sizes[1] > 0 && sizes[2] > 0).then_some((sizes[1], sizes[2], sizes[3]))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn caches() -> Option<(usize, usize, usize)> {
+    None
+}
+
+#[cfg(target_arch = "x86_64")]
+fn name() -> String {
+    use std::arch::x86_64::__cpuid;
+    let leaf = __cpuid(0);
+    let vendor: Vec<u8> = [leaf.ebx, leaf.edx, leaf.ecx].iter().flat_map(|r| r.to_le_bytes()).collect();
+    let signature = __cpuid(1).eax;
+    let base = signature >> 8 & 0xf;
+    let family = if base == 0xf { base + (signature >> 20 & 0xff) } else { base };
+    let model = signature >> 4 & 0xf | (signature >> 16 & 0xf) << 4;
+    let known = match (&vendor[..], family, model) {
+        (b"AuthenticAMD", 0x17, 0x00..=0x2f) => "AMD Zen",
+        (b"AuthenticAMD", 0x17, _) => "AMD Zen 2",
+        (b"AuthenticAMD", 0x19, 0x10..=0x1f | 0x60..=0x7f | 0xa0..=0xaf) => "AMD Zen 4",
+        (b"AuthenticAMD", 0x19, _) => "AMD Zen 3",
+        (b"AuthenticAMD", 0x1a, _) => "AMD Zen 5",
+        (b"GenuineIntel", 6, 0x3c | 0x3f | 0x45 | 0x46) => "Intel Haswell",
+        (b"GenuineIntel", 6, 0x3d | 0x47 | 0x4f | 0x56) => "Intel Broadwell",
+        (b"GenuineIntel", 6, 0x55) => "Intel Skylake-X",
+        (b"GenuineIntel", 6, 0x6a | 0x6c) => "Intel Ice Lake",
+        (b"GenuineIntel", 6, 0x8f) => "Intel Sapphire Rapids",
+        (b"GenuineIntel", 6, 0xcf) => "Intel Emerald Rapids",
+        (b"GenuineIntel", 6, 0xad | 0xae) => "Intel Granite Rapids",
+        _ => return format!("{} family {family} model {model}", String::from_utf8_lossy(&vendor)),
+    };
+    known.into()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn name() -> String {
+    std::env::consts::ARCH.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_cover_k_and_depend_on_it_alone() {
+        let cpu = Cpu { name: String::new(), l1: 32 << 10, l2: 1 << 20, l3: 32 << 20 };
+        let blocking = Blocking::of(&cpu, Isa::Portable);
+        for k in 0..2000 {
+            let passes: Vec<_> = blocking.passes(k).collect();
+            let mut next = 0;
+            for &(start, len) in &passes {
+                assert_eq!(start, next);
+                assert!(len > 0 && len <= blocking.kc);
+                next += len;
+            }
+            assert_eq!(next, k);
+        }
+        assert_eq!(blocking.passes(384).collect::<Vec<_>>(), [(0, 192), (192, 192)]);
+    }
+
+    #[test]
+    fn this_cpu_has_a_name_and_caches() {
+        let cpu = Cpu::detect();
+        assert!(!cpu.name.is_empty());
+        assert!(cpu.l1 > 0 && cpu.l2 >= cpu.l1);
+    }
+}

@@ -1,0 +1,263 @@
+//! x86-64: AVX-512 and AVX2 with FMA.
+#![allow(unsafe_op_in_unsafe_fn, reason = "every operation is unsafe for the one reason given at `Simd`")]
+
+use std::arch::x86_64::*;
+
+use super::{Arch, Simd};
+
+/// AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy)]
+pub(in crate::native) struct Avx512;
+
+impl Arch for Avx512 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    unsafe fn enter<R>(work: impl FnOnce() -> R) -> R {
+        work()
+    }
+}
+
+/// AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub(in crate::native) struct Avx2;
+
+impl Arch for Avx2 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn enter<R>(work: impl FnOnce() -> R) -> R {
+        work()
+    }
+}
+
+/// 512-bit registers (AVX-512).
+#[derive(Clone, Copy)]
+pub(in crate::native) struct Zmm;
+/// 256-bit registers (AVX2 with FMA).
+#[derive(Clone, Copy)]
+pub(in crate::native) struct Ymm;
+/// 128-bit registers (AVX2 with FMA).
+#[derive(Clone, Copy)]
+pub(in crate::native) struct Xmm;
+
+macro_rules! arithmetic {
+    ($r:ty, $v:ty, $lanes:literal, $set1:ident, $loadu:ident, $storeu:ident, $mul:ident, $div:ident,
+     $fmadd:ident, $fnmadd:ident) => {
+        type V = $v;
+        const LANES: usize = $lanes;
+
+        #[inline(always)]
+        unsafe fn splat(x: $r) -> $v {
+            $set1(x)
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const $r) -> $v {
+            $loadu(p)
+        }
+        #[inline(always)]
+        unsafe fn store(p: *mut $r, v: $v) {
+            $storeu(p, v)
+        }
+        #[inline(always)]
+        unsafe fn mul(a: $v, b: $v) -> $v {
+            $mul(a, b)
+        }
+        #[inline(always)]
+        unsafe fn div(a: $v, b: $v) -> $v {
+            $div(a, b)
+        }
+        #[inline(always)]
+        unsafe fn fma(a: $v, b: $v, c: $v) -> $v {
+            $fmadd(a, b, c)
+        }
+        #[inline(always)]
+        unsafe fn fnma(a: $v, b: $v, c: $v) -> $v {
+            $fnmadd(a, b, c)
+        }
+        #[inline(always)]
+        unsafe fn fma1(a: $r, b: $r, c: $r) -> $r {
+            a.mul_add(b, c)
+        }
+    };
+}
+
+impl Simd<f64> for Zmm {
+    arithmetic!(
+        f64,
+        __m512d,
+        8,
+        _mm512_set1_pd,
+        _mm512_loadu_pd,
+        _mm512_storeu_pd,
+        _mm512_mul_pd,
+        _mm512_div_pd,
+        _mm512_fmadd_pd,
+        _mm512_fnmadd_pd
+    );
+
+    #[inline(always)]
+    unsafe fn max_magnitude(acc: __m512d, v: __m512d) -> __m512d {
+        let v = _mm512_castpd_si512(_mm512_abs_pd(v));
+        _mm512_castsi512_pd(_mm512_max_epu64(_mm512_castpd_si512(acc), v))
+    }
+    #[inline(always)]
+    unsafe fn any_above(v: __m512d, w: __m512d) -> bool {
+        _mm512_cmpgt_epu64_mask(_mm512_castpd_si512(v), _mm512_castpd_si512(w)) != 0
+    }
+    #[inline(always)]
+    unsafe fn zip(re: __m512d, im: __m512d) -> (__m512d, __m512d) {
+        let lo = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+        let hi = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+        (_mm512_permutex2var_pd(re, lo, im), _mm512_permutex2var_pd(re, hi, im))
+    }
+    #[inline(always)]
+    unsafe fn unzip(lo: __m512d, hi: __m512d) -> (__m512d, __m512d) {
+        let re = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+        let im = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
+        (_mm512_permutex2var_pd(lo, re, hi), _mm512_permutex2var_pd(lo, im, hi))
+    }
+}
+
+impl Simd<f32> for Zmm {
+    arithmetic!(
+        f32,
+        __m512,
+        16,
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_mul_ps,
+        _mm512_div_ps,
+        _mm512_fmadd_ps,
+        _mm512_fnmadd_ps
+    );
+
+    #[inline(always)]
+    unsafe fn max_magnitude(acc: __m512, v: __m512) -> __m512 {
+        let v = _mm512_castps_si512(_mm512_abs_ps(v));
+        _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(acc), v))
+    }
+    #[inline(always)]
+    unsafe fn any_above(v: __m512, w: __m512) -> bool {
+        _mm512_cmpgt_epu32_mask(_mm512_castps_si512(v), _mm512_castps_si512(w)) != 0
+    }
+    #[inline(always)]
+    unsafe fn zip(re: __m512, im: __m512) -> (__m512, __m512) {
+        let lo = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        let hi = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        (_mm512_permutex2var_ps(re, lo, im), _mm512_permutex2var_ps(re, hi, im))
+    }
+    #[inline(always)]
+    unsafe fn unzip(lo: __m512, hi: __m512) -> (__m512, __m512) {
+        let re = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        let im = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        (_mm512_permutex2var_ps(lo, re, hi), _mm512_permutex2var_ps(lo, im, hi))
+    }
+}
+
+impl Simd<f64> for Ymm {
+    arithmetic!(
+        f64,
+        __m256d,
+        4,
+        _mm256_set1_pd,
+        _mm256_loadu_pd,
+        _mm256_storeu_pd,
+        _mm256_mul_pd,
+        _mm256_div_pd,
+        _mm256_fmadd_pd,
+        _mm256_fnmadd_pd
+    );
+
+    #[inline(always)]
+    unsafe fn max_magnitude(acc: __m256d, v: __m256d) -> __m256d {
+        let v = _mm256_andnot_pd(_mm256_set1_pd(-0.0), v);
+        let above = _mm256_cmpgt_epi64(_mm256_castpd_si256(v), _mm256_castpd_si256(acc));
+        _mm256_blendv_pd(acc, v, _mm256_castsi256_pd(above))
+    }
+    #[inline(always)]
+    unsafe fn any_above(v: __m256d, w: __m256d) -> bool {
+        _mm256_movemask_epi8(_mm256_cmpgt_epi64(_mm256_castpd_si256(v), _mm256_castpd_si256(w))) != 0
+    }
+    #[inline(always)]
+    unsafe fn zip(re: __m256d, im: __m256d) -> (__m256d, __m256d) {
+        let even = _mm256_unpacklo_pd(re, im); // r0 i0 r2 i2
+        let odd = _mm256_unpackhi_pd(re, im); // r1 i1 r3 i3
+        (_mm256_permute2f128_pd::<0x20>(even, odd), _mm256_permute2f128_pd::<0x31>(even, odd))
+    }
+    #[inline(always)]
+    unsafe fn unzip(lo: __m256d, hi: __m256d) -> (__m256d, __m256d) {
+        let even = _mm256_permute2f128_pd::<0x20>(lo, hi); // r0 i0 r2 i2
+        let odd = _mm256_permute2f128_pd::<0x31>(lo, hi); // r1 i1 r3 i3
+        (_mm256_unpacklo_pd(even, odd), _mm256_unpackhi_pd(even, odd))
+    }
+}
+
+impl Simd<f32> for Ymm {
+    arithmetic!(
+        f32,
+        __m256,
+        8,
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_mul_ps,
+        _mm256_div_ps,
+        _mm256_fmadd_ps,
+        _mm256_fnmadd_ps
+    );
+
+    #[inline(always)]
+    unsafe fn max_magnitude(acc: __m256, v: __m256) -> __m256 {
+        let v = _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0), v));
+        _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(acc), v))
+    }
+    #[inline(always)]
+    unsafe fn any_above(v: __m256, w: __m256) -> bool {
+        _mm256_movemask_epi8(_mm256_cmpgt_epi32(_mm256_castps_si256(v), _mm256_castps_si256(w))) != 0
+    }
+    #[inline(always)]
+    unsafe fn zip(re: __m256, im: __m256) -> (__m256, __m256) {
+        let lo = _mm256_unpacklo_ps(re, im); // 0 1 4 5
+        let hi = _mm256_unpackhi_ps(re, im); // 2 3 6 7
+        (_mm256_permute2f128_ps::<0x20>(lo, hi), _mm256_permute2f128_ps::<0x31>(lo, hi))
+    }
+    #[inline(always)]
+    unsafe fn unzip(lo: __m256, hi: __m256) -> (__m256, __m256) {
+        let a = _mm256_permute2f128_ps::<0x20>(lo, hi); // 0 1 4 5
+        let b = _mm256_permute2f128_ps::<0x31>(lo, hi); // 2 3 6 7
+        (_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
+    }
+}
+
+impl Simd<f32> for Xmm {
+    arithmetic!(
+        f32,
+        __m128,
+        4,
+        _mm_set1_ps,
+        _mm_loadu_ps,
+        _mm_storeu_ps,
+        _mm_mul_ps,
+        _mm_div_ps,
+        _mm_fmadd_ps,
+        _mm_fnmadd_ps
+    );
+
+    #[inline(always)]
+    unsafe fn max_magnitude(acc: __m128, v: __m128) -> __m128 {
+        let v = _mm_castps_si128(_mm_andnot_ps(_mm_set1_ps(-0.0), v));
+        _mm_castsi128_ps(_mm_max_epu32(_mm_castps_si128(acc), v))
+    }
+    #[inline(always)]
+    unsafe fn any_above(v: __m128, w: __m128) -> bool {
+        _mm_movemask_epi8(_mm_cmpgt_epi32(_mm_castps_si128(v), _mm_castps_si128(w))) != 0
+    }
+    #[inline(always)]
+    unsafe fn zip(re: __m128, im: __m128) -> (__m128, __m128) {
+        (_mm_unpacklo_ps(re, im), _mm_unpackhi_ps(re, im))
+    }
+    #[inline(always)]
+    unsafe fn unzip(lo: __m128, hi: __m128) -> (__m128, __m128) {
+        (_mm_shuffle_ps::<0b10_00_10_00>(lo, hi), _mm_shuffle_ps::<0b11_01_11_01>(lo, hi))
+    }
+}
