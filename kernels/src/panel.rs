@@ -170,7 +170,7 @@ pub struct PanelJob<'a, T: Scalar, X: PivotExchange<T>> {
     /// `first_active(j)` for j in 0..=jb.
     first_active: Vec<usize>,
     /// What each member found in the column at hand.
-    found: Box<[Padded<Mutex<Option<Candidate<T>>>>]>,
+    found: Box<[Found<T>]>,
     /// What only member 0 touches.
     leader: Mutex<Leader<'a, X, X::Error>>,
     failed: AtomicBool,
@@ -183,9 +183,9 @@ struct Leader<'a, X, E> {
     error: Option<E>,
 }
 
-/// Alone on its cache lines (two: they are fetched in pairs).
+/// A member's candidate, alone on its cache lines (two: they are fetched in pairs).
 #[repr(align(128))]
-struct Padded<T>(T);
+struct Found<T>(Mutex<Option<Candidate<T>>>);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -235,7 +235,7 @@ impl<'a, T: Scalar, X: PivotExchange<T> + Send> PanelJob<'a, T, X> {
             panel: SharedMut::new(panel),
             top: SharedMut::new(top),
             first_active,
-            found: (0..members).map(|_| Padded(Mutex::new(None))).collect(),
+            found: (0..members).map(|_| Found(Mutex::new(None))).collect(),
             leader: Mutex::new(Leader { exchange, ipiv, info: None, error: None }),
             failed: AtomicBool::new(false),
         }

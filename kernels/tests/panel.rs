@@ -56,11 +56,19 @@ fn on_one_rank<T: Scalar>(
     Factored { m, lu, ipiv, info }
 }
 
-/// What the ranks of a process column show each other: here, through memory.
+/// What a rank shows the others of its process column.
+#[derive(Clone)]
+struct Shown<T> {
+    /// Its candidate: global row, value, the row of the panel.
+    best: Option<(usize, T, Vec<T>)>,
+    /// Row j of the top, from the rank that owns it.
+    displaced: Option<Vec<T>>,
+}
+
+/// Where they show it: here, memory.
 struct Meeting<T> {
     barrier: Barrier,
-    /// By rank: the candidate's global row, and its row of the panel; and row j of the top, if owned.
-    shown: Mutex<Vec<(Option<(usize, T, Vec<T>)>, Option<Vec<T>>)>>,
+    shown: Mutex<Vec<Option<Shown<T>>>>,
 }
 
 struct RankExchange<'a, T> {
@@ -87,23 +95,24 @@ impl<T: Scalar> PivotExchange<T> for RankExchange<'_, T> {
         let jb = top.ncols();
         let row = |panel: &MatMut<'_, T>, i: usize| (0..jb).map(|c| panel[(i, c)]).collect::<Vec<_>>();
         let own_j = self.rows.iter().position(|&row| row == j);
-        let mine = (
-            best.map(|best| (self.rows[best.row], best.value, row(&panel, best.row))),
-            own_j.map(|i| row(&panel, i)),
-        );
-        self.meeting.shown.lock().unwrap()[self.rank] = mine;
+        let mine = Shown {
+            best: best.map(|best| (self.rows[best.row], best.value, row(&panel, best.row))),
+            displaced: own_j.map(|i| row(&panel, i)),
+        };
+        self.meeting.shown.lock().unwrap()[self.rank] = Some(mine);
         self.meeting.barrier.wait();
-        let shown = self.meeting.shown.lock().unwrap().clone();
+        let shown: Vec<_> = self.meeting.shown.lock().unwrap().iter().flatten().cloned().collect();
         self.meeting.barrier.wait();
         let (global, _, pivot) = shown
             .iter()
-            .filter_map(|(best, _)| best.clone())
+            .filter_map(|shown| shown.best.clone())
             .reduce(|a, b| {
                 let order = compare_pivots(b.1, a.1).then(a.0.cmp(&b.0));
                 if order.is_gt() { b } else { a }
             })
             .ok_or("no rank has a row left")?;
-        let displaced = shown.iter().find_map(|(_, row)| row.clone()).ok_or("nobody owns the row")?;
+        let displaced =
+            shown.iter().find_map(|shown| shown.displaced.clone()).ok_or("nobody owns the row")?;
         for c in 0..jb {
             top[(j, c)] = pivot[c];
         }
@@ -126,7 +135,7 @@ fn on_ranks<T: Scalar>(
     owner: impl Fn(usize) -> usize + Sync,
 ) -> Factored<T> {
     let (m, jb) = (a.m, a.n);
-    let meeting = Meeting { barrier: Barrier::new(ranks), shown: Mutex::new(vec![(None, None); ranks]) };
+    let meeting = Meeting { barrier: Barrier::new(ranks), shown: Mutex::new(vec![None; ranks]) };
     let results: Vec<_> = std::thread::scope(|scope| {
         let handles: Vec<_> = (0..ranks)
             .map(|rank| {

@@ -62,7 +62,7 @@ pub(super) unsafe fn pack<T: Scalar, K: Micro<T>, const A: bool>(
                 sliver::<T, K, A>(src, s * w, w, k, out.add(s * w * k));
             }
         }
-        if n % w > 0 {
+        if whole * w < n {
             let out = out.add(whole * w * k);
             out.write_bytes(0, w * k);
             sliver::<T, K, A>(src, whole * w, n % w, k, out);

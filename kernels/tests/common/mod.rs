@@ -98,7 +98,7 @@ pub fn close<T: Scalar>(
         for i in 0..x.nrows() {
             let difference = (x[(i, j)] - y[(i, j)]).modulus().to_f64();
             let bound = 4.0 * (steps + 4) as f64 * eps * size(i, j);
-            if !(difference <= bound) {
+            if difference > bound || difference.is_nan() {
                 return Err(format!("({i}, {j}): {} and {}, bound {bound:e}", x[(i, j)], y[(i, j)]));
             }
         }
