@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::blas::{Blas, Wanted, known_names};
 use crate::reference::Reference;
-use crate::{Kernels, Scalar, c32, c64};
+use crate::{Isa, Kernels, Scalar, c32, c64, native};
 
 /// What can be written where kernels are chosen.
 const CHOICES: &str =
@@ -19,12 +19,18 @@ const CHOICES: &str =
 #[derive(Clone, PartialEq, Eq, Debug, Default, Hash)]
 pub struct Choice(Kind);
 
-#[derive(Clone, PartialEq, Eq, Debug, Default, Hash)]
+#[derive(Clone, PartialEq, Eq, Debug, Hash)]
 enum Kind {
-    #[default]
-    Native,
+    /// With this instruction set, or the best there is.
+    Native(Option<Isa>),
     Reference,
     Blas(Wanted),
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Kind::Native(None)
+    }
 }
 
 impl Choice {
@@ -37,7 +43,8 @@ impl Choice {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Native => f.write_str("native"),
+            Kind::Native(None) => f.write_str("native"),
+            Kind::Native(Some(isa)) => write!(f, "native:{}", isa.name()),
             Kind::Reference => f.write_str("reference"),
             Kind::Blas(Wanted::Any) => f.write_str("blas"),
             Kind::Blas(Wanted::Known(name)) => write!(f, "blas:{name}"),
@@ -51,7 +58,11 @@ impl FromStr for Choice {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "native" => Ok(Choice(Kind::Native)),
+            "native" => Ok(Choice(Kind::Native(None))),
+            _ if text.starts_with("native:") => text[7..]
+                .parse()
+                .map(|isa| Choice(Kind::Native(Some(isa))))
+                .map_err(|e: String| format!("`{text}`: {e}")),
             "reference" => Ok(Choice(Kind::Reference)),
             "blas" => Ok(Choice(Kind::Blas(Wanted::Any))),
             _ if text.starts_with("blas:") => blas(&text[5..]).map(|wanted| Choice(Kind::Blas(wanted))),
@@ -92,13 +103,24 @@ impl KernelSet {
         KernelSet { s: all.clone(), d: all.clone(), c: all.clone(), z: all, warnings: Vec::new() }
     }
 
+    fn native(isa: Isa) -> Self {
+        KernelSet {
+            s: native(isa).into(),
+            d: native(isa).into(),
+            c: native(isa).into(),
+            z: native(isa).into(),
+            warnings: Vec::new(),
+        }
+    }
+
     /// Finds the chosen back end and makes it ready.
     ///
     /// # Errors
     /// When this machine does not have it: what was tried, and the remedy.
     pub fn select(choice: &Choice) -> Result<KernelSet, String> {
         match &choice.0 {
-            Kind::Native | Kind::Reference => Ok(KernelSet::new(Reference::new())),
+            Kind::Native(isa) => Ok(KernelSet::native(isa.unwrap_or_else(Isa::detect))),
+            Kind::Reference => Ok(KernelSet::new(Reference::new())),
             Kind::Blas(wanted) => {
                 let blas = Blas::find(wanted, KernelSet::select(&Choice::default())?)?;
                 let warnings = blas.warning().into_iter().collect();
