@@ -16,6 +16,20 @@ fn mem() {
     }
 }
 
+/// Delays, reordering across lanes and duplicates must not be noticed.
+#[test]
+fn mem_over_a_rough_but_lossless_network() {
+    for case in CASES {
+        for seed in 0..if case.ranks > 2 { 2 } else { 4 } {
+            let options = mem::Options { faults: Some(mem::Faults::harmless(seed)), ..Default::default() };
+            let results = mem::run(case.ranks, options, |fabric| case.run(&fabric));
+            for (rank, result) in results.iter().enumerate() {
+                case.judge(rank, result);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_panic_of_one_rank_ends_the_others() {
     let results = mem::run(3, mem::Options::default(), |fabric| {

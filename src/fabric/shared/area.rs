@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::bell::Bell;
 use super::slot::Stream;
+use crate::error::Error;
 use crate::fabric::Lane;
 
 /// How a job failed. The first failure is kept.
@@ -25,6 +26,16 @@ pub enum Failure {
     },
     /// A signal ended it.
     Interrupted,
+}
+
+impl Failure {
+    /// That `rank` ended the job with this error.
+    pub fn by(rank: usize, error: &Error) -> Self {
+        match error {
+            Error::Interrupted => Failure::Interrupted,
+            other => Failure::Aborted { by: rank, reason: other.to_string(), code: other.exit_code() },
+        }
+    }
 }
 
 /// Where a rank is in its life.

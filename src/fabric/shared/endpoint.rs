@@ -111,19 +111,23 @@ impl<S: Space> Endpoint<S> {
         Endpoint { rank, area, space, under_way, bounds, host: crate::fabric::host_name(), crowded }
     }
 
-    pub fn area(&self) -> &Area {
-        &self.area
+    /// Leaves the job, once what is queued here is on its way.
+    pub fn leave(&self) -> Result<()> {
+        let result = self.drain();
+        self.space.leave();
+        self.area.rank(self.rank).set_life(Life::Left);
+        self.area.ring_all();
+        result
     }
 
-    /// Puts what is still queued here, so that the rank may leave.
-    pub fn drain(&self) -> Result<()> {
+    fn drain(&self) -> Result<()> {
         let mut pace = Pace::new(self.crowded);
         loop {
-            self.poll()?;
             self.forget_unwanted();
             if self.under_way.spilled.load(Ordering::Relaxed) == 0 {
                 return Ok(());
             }
+            self.poll()?;
             if pace.step(&self.area.rank(self.rank).bell, Duration::from_millis(1), &mut || false)
                 && pace.waited() > self.bounds.patience
             {
@@ -181,10 +185,12 @@ impl<S: Space> Endpoint<S> {
         self.end(Error::Internal(what))
     }
 
-    /// This error ends the job for all.
+    /// This error ends the job for all, unless another was first.
     fn end(&self, error: Error) -> Error {
-        self.fail(&error);
-        error
+        if self.area.fail(&Failure::by(self.rank, &error)) {
+            return error;
+        }
+        self.area.failure().map_or(error, |first| self.failed(first))
     }
 
     fn check(&self) -> Result<()> {
@@ -362,6 +368,7 @@ impl<S: Space> Endpoint<S> {
             }
             let alive = self.area.rank(peer).life() == Life::Running;
             if !alive && !ready() && owes() {
+                self.check()?; // a rank that fails says so before it leaves
                 return Err(self.end(self.lost(peer, Loss::Gone, pace.waited(), Some((i, lane)))));
             }
             if alive
@@ -525,11 +532,7 @@ impl<S: Space> Fabric for Endpoint<S> {
     }
 
     fn fail(&self, error: &Error) {
-        let failure = match error {
-            Error::Interrupted => Failure::Interrupted,
-            other => Failure::Aborted { by: self.rank, reason: other.to_string(), code: other.exit_code() },
-        };
-        self.area.fail(&failure);
+        self.area.fail(&Failure::by(self.rank, error));
     }
 }
 
@@ -538,12 +541,8 @@ impl<S: Space> Drop for Endpoint<S> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.fail(&Error::Internal(format!("rank {} panicked", self.rank)));
-        } else {
-            // What goes wrong here is recorded for the job; nobody is left to tell on this side.
-            let _ = self.drain();
         }
-        self.space.leave();
-        self.area.rank(self.rank).set_life(Life::Left);
-        self.area.ring_all();
+        // What goes wrong here is recorded for the job; nobody is left to tell on this side.
+        let _ = self.leave();
     }
 }
