@@ -132,7 +132,7 @@ fn wait_for_1(fabric: &dyn Fabric) -> i32 {
     let mut buf = Buf::<u64>::zeros(fabric, 1).unwrap();
     buf.arm(fabric, Lane::BULK, 1, 0..1).unwrap();
     match buf.wait(fabric, Lane::BULK, 1) {
-        Err(e @ Error::PeerLost { rank: 1, .. }) => i32::from(e.exit_code()),
+        Err(e @ (Error::PeerLost { rank: 1, .. } | Error::Aborted { by: 1, .. })) => i32::from(e.exit_code()),
         other => panic!("{other:?}"),
     }
 }
