@@ -66,7 +66,7 @@ impl Job {
             let ranks = World::ranks(n, job, faults, options.bounds);
             return Ok(Job { ranks: ranks.into_iter().map(|r| Arc::new(r) as Arc<dyn Rank>).collect() });
         }
-        let pages = Pages::new(Area::bytes(n))?;
+        let pages = Pages::sparse(Area::bytes(n))?;
         // SAFETY: fresh zeroed pages, enough of them, that the area keeps and nobody else knows.
         let area = Arc::new(unsafe { Area::new(pages.as_ptr(), n, Box::new(pages)) });
         let all: Arc<[Arc<UnderWay>]> = (0..n).map(|_| Arc::new(UnderWay::new(n))).collect();

@@ -24,7 +24,18 @@ impl Pages {
     /// # Errors
     /// [`Error::Resources`] when the system refuses.
     pub fn new(bytes: usize) -> Result<Self> {
-        let large = bytes >= LARGE;
+        Pages::map(bytes, bytes >= LARGE, 0)
+    }
+
+    /// As [`Pages::new`], for memory of which little will ever be touched.
+    ///
+    /// # Errors
+    /// As [`Pages::new`].
+    pub fn sparse(bytes: usize) -> Result<Self> {
+        Pages::map(bytes, false, libc::MAP_NORESERVE)
+    }
+
+    fn map(bytes: usize, large: bool, flags: libc::c_int) -> Result<Self> {
         let mapped = bytes.max(1).saturating_add(if large { HUGE } else { 0 });
         // SAFETY: a fresh anonymous mapping.
         let base = unsafe {
@@ -32,7 +43,7 @@ impl Pages {
                 std::ptr::null_mut(),
                 mapped,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANON,
+                libc::MAP_PRIVATE | libc::MAP_ANON | flags,
                 -1,
                 0,
             )

@@ -38,18 +38,21 @@ impl Bell {
 pub struct Pace {
     round: u32,
     spins: u32,
+    nap: Duration,
     began: Option<Instant>,
 }
 
 /// Rounds of yielding before sleep.
 const YIELDS: u32 = 64;
-/// Nobody sleeps longer than this without looking around (deadlines, dead peers).
-const NAP: Duration = Duration::from_millis(20);
+/// Nobody sleeps longer than this without looking around (deadlines, silent peers), and at first much
+/// shorter.
+const LONGEST_NAP: Duration = Duration::from_millis(250);
+const FIRST_NAP: Duration = Duration::from_millis(2);
 
 impl Pace {
     /// `crowded`: there are more ranks than cores, so that spinning takes time from who is waited for.
     pub fn new(crowded: bool) -> Self {
-        Pace { round: 0, spins: if crowded { 20 } else { 400 }, began: None }
+        Pace { round: 0, spins: if crowded { 20 } else { 400 }, nap: FIRST_NAP, began: None }
     }
 
     /// Passes a little time. `true`: the wait is long enough by now to look at clocks and peers.
@@ -66,7 +69,8 @@ impl Pace {
             std::thread::yield_now();
             return self.round.is_multiple_of(16);
         }
-        bell.sleep(at_most.min(NAP), ready);
+        bell.sleep(at_most.min(self.nap), ready);
+        self.nap = (2 * self.nap).min(LONGEST_NAP);
         true
     }
 

@@ -61,11 +61,26 @@ struct Incoming {
     armed: VecDeque<Owned>,
 }
 
+/// What this rank has to do with one other, by lane.
 #[derive(Default)]
+struct Peer {
+    outgoing: [Outgoing; Lane::COUNT],
+    incoming: [Incoming; Lane::COUNT],
+}
+
+/// By peer; made when first used, for most ranks of a large job never meet.
 struct Streams {
-    /// By peer and lane.
-    outgoing: Vec<Outgoing>,
-    incoming: Vec<Incoming>,
+    peers: Vec<Option<Box<Peer>>>,
+}
+
+impl Streams {
+    fn outgoing(&mut self, to: usize, lane: Lane) -> &mut Outgoing {
+        &mut self.peers[to].get_or_insert_default().outgoing[lane.0 as usize]
+    }
+
+    fn incoming(&mut self, from: usize, lane: Lane) -> &mut Incoming {
+        &mut self.peers[from].get_or_insert_default().incoming[lane.0 as usize]
+    }
 }
 
 /// What a rank has under way. The transport keeps it as long as any peer may touch its memory.
@@ -78,10 +93,9 @@ pub struct UnderWay {
 impl UnderWay {
     /// Nothing, among so many ranks.
     pub fn new(ranks: usize) -> Self {
-        let mut streams = Streams::default();
-        streams.outgoing.resize_with(ranks * Lane::COUNT, Outgoing::default);
-        streams.incoming.resize_with(ranks * Lane::COUNT, Incoming::default);
-        UnderWay { streams: Mutex::new(streams), spilled: AtomicUsize::new(0) }
+        let mut peers = Vec::new();
+        peers.resize_with(ranks, || None);
+        UnderWay { streams: Mutex::new(Streams { peers }), spilled: AtomicUsize::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Streams> {
@@ -98,10 +112,6 @@ pub struct Endpoint<S: Space> {
     bounds: Bounds,
     host: String,
     crowded: bool,
-}
-
-fn stream_index(peer: usize, lane: Lane) -> usize {
-    peer * Lane::COUNT + lane.0 as usize
 }
 
 impl<S: Space> Endpoint<S> {
@@ -143,7 +153,7 @@ impl<S: Space> Endpoint<S> {
     fn forget_unwanted(&self) {
         let mut streams = self.under_way.lock();
         for to in (0..self.size()).filter(|to| self.area.rank(*to).life() != Life::Running) {
-            for out in &mut streams.outgoing[to * Lane::COUNT..(to + 1) * Lane::COUNT] {
+            for out in streams.peers[to].iter_mut().flat_map(|peer| &mut peer.outgoing) {
                 self.under_way.spilled.fetch_sub(out.spilled.len(), Ordering::Relaxed);
                 out.spilled.clear();
             }
@@ -329,9 +339,9 @@ impl<S: Space> Endpoint<S> {
             return Ok(());
         }
         let mut streams = self.under_way.lock();
-        for to in 0..self.size() {
-            for lane in (0..Lane::COUNT as u8).map(Lane) {
-                let out = &mut streams.outgoing[stream_index(to, lane)];
+        for (to, peer) in streams.peers.iter_mut().enumerate() {
+            let Some(peer) = peer else { continue };
+            for (lane, out) in (0..).map(Lane).zip(&mut peer.outgoing) {
                 while let Some(owned) = out.spilled.pop_front() {
                     let i = out.next - out.spilled.len() as u64 - 1;
                     if !self.send(out, lane, to, i, &owned)? {
@@ -387,8 +397,8 @@ impl<S: Space> Endpoint<S> {
     /// Checks that `arm` is the one that may be waited for.
     fn check_wait(&self, lane: Lane, from: usize, arm: u64) -> Result<()> {
         self.check_peer(from, lane)?;
-        let streams = self.under_way.lock();
-        let incoming = &streams.incoming[stream_index(from, lane)];
+        let mut streams = self.under_way.lock();
+        let incoming = streams.incoming(from, lane);
         let (waited, next) = (incoming.waited, incoming.next);
         drop(streams);
         if arm == waited && arm < next {
@@ -404,7 +414,7 @@ impl<S: Space> Endpoint<S> {
     /// Takes note of put `i`, which is filled, and lets the next queued arm have its slot.
     fn take(&self, lane: Lane, from: usize, i: u64, len: u64) -> Result<usize> {
         let mut streams = self.under_way.lock();
-        let incoming = &mut streams.incoming[stream_index(from, lane)];
+        let incoming = streams.incoming(from, lane);
         let armed = incoming.armed.pop_front();
         incoming.waited = i + 1;
         if armed.is_none_or(|owned| owned.span.len < len) {
@@ -421,8 +431,8 @@ impl<S: Space> Endpoint<S> {
     fn is_spilled(&self, ticket: Ticket) -> Result<bool> {
         self.check_peer(ticket.to, ticket.lane)?;
         self.move_spilled()?;
-        let streams = self.under_way.lock();
-        let out = &streams.outgoing[stream_index(ticket.to, ticket.lane)];
+        let mut streams = self.under_way.lock();
+        let out = streams.outgoing(ticket.to, ticket.lane);
         if ticket.seq >= out.next {
             let seq = ticket.seq;
             drop(streams);
@@ -457,7 +467,7 @@ impl<S: Space> Fabric for Endpoint<S> {
         self.check_peer(from, lane)?;
         let owned = Owned { span: self.span(memory, &range)?, memory: Arc::clone(memory) };
         let mut streams = self.under_way.lock();
-        let incoming = &mut streams.incoming[stream_index(from, lane)];
+        let incoming = streams.incoming(from, lane);
         let i = incoming.next;
         incoming.next += 1;
         if i < incoming.waited + SLOTS {
@@ -472,7 +482,7 @@ impl<S: Space> Fabric for Endpoint<S> {
         self.move_spilled()?;
         let owned = Owned { span: self.span(memory, &range)?, memory: Arc::clone(memory) };
         let mut streams = self.under_way.lock();
-        let out = &mut streams.outgoing[stream_index(to, lane)];
+        let out = streams.outgoing(to, lane);
         let seq = out.next;
         if !out.spilled.is_empty() || !self.send(out, lane, to, seq, &owned)? {
             out.spilled.push_back(owned);
@@ -511,8 +521,8 @@ impl<S: Space> Fabric for Endpoint<S> {
         let stream = self.stream(self.rank, to, lane);
         // While it is spilled the slot is in an earlier round, which `is_taken` would take for the past.
         let mut done = || {
-            let streams = self.under_way.lock();
-            let out = &streams.outgoing[stream_index(to, lane)];
+            let mut streams = self.under_way.lock();
+            let out = streams.outgoing(to, lane);
             seq < out.next - out.spilled.len() as u64 && stream.is_taken(seq)
         };
         self.block(to, lane, seq, &mut || true, &mut done)
