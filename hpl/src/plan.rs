@@ -81,11 +81,16 @@ fn numroc(n: usize, nb: usize, proc: usize, procs: usize) -> u128 {
 pub fn memory(run: &Run) -> Memory {
     let nb = run.nb.min(run.n.max(1));
     let width = nb as u128;
+    let in_flight = (run.depth + 1).min(run.n.div_ceil(nb)) as u128;
+    // U passes in chunks of up to 1024 columns, three at a time; with more process rows, each chunk is also
+    // sent and received, with the rows that it displaces.
+    let copies = if run.p > 1 { 3 * 5 } else { 3 };
+    let chunks = copies * width * (run.n / run.q / 4).clamp(64, 1024) as u128;
     // What rank (i, j) takes is linear in its columns, so a sum over the rows i is enough.
     let of = |rows: u128, columns: u128, ranks: u128| {
         let lld = rows.next_multiple_of(8) + 8;
-        let panels = (rows + width + 4) * width * (run.depth as u128 + 1);
-        8 * ((lld + width) * columns + panels * ranks) + FIXED * ranks
+        let panels = (rows + width + 24) * width * in_flight;
+        8 * (lld * columns + (panels + chunks) * ranks) + FIXED * ranks
     };
     let columns = run.n as u128 + 1; // with the right-hand side
     let q = run.q as u128;
@@ -291,7 +296,7 @@ mod tests {
     fn k5_05_too_large_is_refused_with_both_numbers() {
         let plan = plan("-N 40000", &host(2, 2 << 30));
         let refusal = plan.must_fit().unwrap_err().to_string();
-        assert!(refusal.contains("needs 12.2 GiB"), "{refusal}");
+        assert!(refusal.contains("needs 12.1 GiB"), "{refusal}");
         assert!(refusal.contains("has 2.00 GiB"), "{refusal}");
         // What it advises does fit.
         let fitting: usize =

@@ -29,13 +29,14 @@ impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Diagnostic { file, line, field, message, remedy, .. } = self;
         // The caret must stay under its token: tabs are shown as one blank, a far token pulls the window.
-        let skip = if self.span.end > SHOWN { self.span.start.saturating_sub(8) } else { 0 };
+        let skip = if self.span.start > SHOWN - 8 { self.span.start.saturating_sub(8) } else { 0 };
         let shown: String =
             self.text.chars().skip(skip).take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let carets = "^".repeat(self.span.len().clamp(1, SHOWN));
+        let begin = self.span.start - skip;
+        let carets = "^".repeat(self.span.len().clamp(1, (SHOWN - begin.min(SHOWN - 1)).max(1)));
         writeln!(f, "{file}:{line}: {field}: {message}")?;
         writeln!(f, "{line:5} | {}", shown.trim_end())?;
-        write!(f, "      | {}{carets} {remedy}", " ".repeat(self.span.start - skip))
+        write!(f, "      | {}{carets} {remedy}", " ".repeat(begin))
     }
 }
 

@@ -11,6 +11,9 @@ use super::words::{LARGEST, Number};
 /// The longest list that netlib takes.
 const NETLIB_LIST: i64 = 20;
 
+/// Values beyond the count that a warning names.
+const UNUSED_SHOWN: usize = 6;
+
 impl Reader<'_> {
     pub(super) fn grids(&mut self) -> Vec<(usize, usize)> {
         let count = self.count(Field::GridCount);
@@ -172,7 +175,11 @@ impl Reader<'_> {
         if found.len() > wanted {
             let span = found[wanted].0.start..found[found.len() - 1].0.end;
             let count_line = self.lines[self.place(count_field)].number;
-            let unused: Vec<String> = found[wanted..].iter().map(|v| v.1.to_string()).collect();
+            let mut unused: Vec<String> =
+                found[wanted..].iter().take(UNUSED_SHOWN).map(|v| v.1.to_string()).collect();
+            if found.len() - wanted > UNUSED_SHOWN {
+                unused.push("…".to_string());
+            }
             let message =
                 format!("line {count_line} asks for {wanted} only: {} is not run", unused.join(" "));
             let remedy = format!("write {} on line {count_line} to run all", found.len());
