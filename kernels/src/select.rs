@@ -156,3 +156,44 @@ macro_rules! element {
     )*};
 }
 element!(f32: s, f64: d, c32: c, c64: z);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_printed_as_it_is_written() {
+        let names =
+            ["native", "native:portable", "reference", "blas", "blas:openblas", "blas:mkl", "blas:blis"];
+        for text in names.into_iter().chain(["blas:/opt/x/libmine.so", "blas:libmine.so"]) {
+            assert_eq!(text.parse::<Choice>().unwrap().to_string(), text);
+        }
+        assert_eq!(Choice::default().to_string(), "native");
+    }
+
+    #[test]
+    fn a_wrong_choice_is_told_what_there_is() {
+        let cases = [
+            ("natve", "`natve` is no kernels; choose among native, "),
+            ("", "reference, blas, blas:NAME, blas:/path/to/library"),
+            ("native:sse9", "portable"),
+            ("blas:openblass", "the names are openblas, mkl, blis"),
+            ("blas:", "or give a file: blas:/path/to/library"),
+        ];
+        for (text, words) in cases {
+            let error = text.parse::<Choice>().unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn portable_kernels_and_the_reference_are_everywhere() {
+        for text in ["native", "native:portable", "reference"] {
+            let set = KernelSet::select(&text.parse().unwrap()).unwrap();
+            let backend = text.split(':').next().unwrap();
+            assert_eq!(set.of::<f32>().description().backend, backend);
+            assert_eq!(set.of::<c64>().description().backend, backend);
+            assert!(set.warnings().is_empty());
+        }
+    }
+}

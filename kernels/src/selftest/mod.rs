@@ -9,8 +9,9 @@ mod routines;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use faer::Mat;
+
 use crate::{Element, KernelSet, Op, Team, c32, c64};
-use held::Held;
 use routines::Trial;
 
 /// What [`self_test`] found.
@@ -63,31 +64,36 @@ fn check_type<T: Element>(set: &KernelSet, teams: &[&Team], failures: &mut Vec<S
 
 /// Gflop/s of C := C - A·B with A m × 256 and B 256 × m: the median of what fits into `budget`.
 ///
-/// m is as large as that allows, and at most 4096.
+/// m is 2048 (4096 for more than 8 threads), or as much of it as can be had a few times in the time. C's
+/// columns are as far apart as a local matrix's would be: no power of two, aligned.
 fn calibrate(set: &KernelSet, team: &Team, budget: Duration) -> f64 {
     const K: usize = 256;
-    const LARGEST: usize = 4096;
     let kernels = set.of::<f64>();
+    let largest = if team.len() > 8 { 4096 } else { 2048 };
     let start = Instant::now();
-    let measure = |m: usize, time: Duration| {
-        let mut random = held::Random::new(1);
-        let (a, b) = (Held::random(&mut random, m, K), Held::random(&mut random, K, m));
-        let mut c = Held::random(&mut random, m, m);
-        let mut rates = Vec::new();
-        let until = Instant::now() + time;
-        // The first one also finds the pages, the caches and the threads: it does not count.
-        while rates.len() < 4 || Instant::now() < until {
-            let start = Instant::now();
-            kernels.gemm(team, -1.0, (Op::NoTrans, a.view()), (Op::NoTrans, b.view()), 1.0, c.view_mut());
-            rates.push((2 * m * m * K) as f64 / start.elapsed().as_secs_f64().max(1e-9) / 1e9);
+    let mut m = 256;
+    loop {
+        let matrix = |rows, cols| Mat::from_fn(rows + 8, cols, |i, j| ((i * 5 + j * 3) % 7) as f64 - 3.0);
+        let (a, b, mut c) = (matrix(m, K), matrix(K, m), matrix(m, m));
+        let (a, b) = (a.as_ref().subrows(0, m), b.as_ref().subrows(0, K));
+        let mut once = || {
+            let (start, c) = (Instant::now(), c.as_mut().subrows_mut(0, m));
+            kernels.gemm(team, -1.0, (Op::NoTrans, a), (Op::NoTrans, b), 1.0, c);
+            start.elapsed().max(Duration::from_nanos(1))
+        };
+        // The first also finds the caches and the threads: it does not count.
+        once();
+        let time = once();
+        // The next size takes four times as long, and is wanted five times at least.
+        if m < largest && start.elapsed() + 20 * time < budget {
+            m *= 2;
+            continue;
         }
-        rates.remove(0);
-        rates.sort_by(f64::total_cmp);
-        rates[rates.len() / 2]
-    };
-    let rough = measure(128, Duration::ZERO);
-    // About ten of them in the time; a multiple of 64 as local matrices mostly are.
-    let flops = rough * 1e9 * budget.as_secs_f64() / 10.0;
-    let m = ((flops / (2 * K) as f64).sqrt() as usize / 64 * 64).clamp(128, LARGEST);
-    measure(m, budget.saturating_sub(start.elapsed()))
+        let mut times = vec![time];
+        while times.len() < 3 || start.elapsed() < budget {
+            times.push(once());
+        }
+        times.sort();
+        return (2 * m * m * K) as f64 / times[times.len() / 2].as_secs_f64() / 1e9;
+    }
 }
