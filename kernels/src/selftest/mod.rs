@@ -1,4 +1,4 @@
-//! A back end proves itself before it is believed: results against [`Reference`] where libraries have been
+//! A back end proves itself before it is believed: results against [`crate::Reference`] where libraries have been
 //! seen to fail (ml-explore/mlx#3563, flame/blis#930, plasma#50), and the speed of its dgemm, measured.
 //!
 //! It takes well under a second, so nothing is remembered between runs.
