@@ -99,6 +99,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// A job of processes ended early; its supervisor tells what it was told.
+    #[error("{message}")]
+    Ended {
+        /// What the first failing rank said.
+        message: String,
+        /// The exit code it stands for.
+        code: u8,
+    },
+
     /// Ctrl-C or SIGTERM.
     #[error("interrupted")]
     Interrupted,
@@ -141,6 +150,7 @@ impl Error {
             Error::Argument { .. } | Error::NonFinite { .. } => 2,
             Error::Resources { .. } | Error::System { .. } | Error::Internal(_) => 3,
             Error::PeerLost { .. } | Error::Corrupt { .. } | Error::Aborted { .. } => 4,
+            Error::Ended { code, .. } => *code,
             Error::Interrupted => 5,
         }
     }

@@ -101,7 +101,7 @@ fn growth_fails_the_check() {
     let b = |i: usize| ((i * 37 % 11) as f64).sin();
     assert!(residual(20, 8, wilkinson(20), b) < 1e5);
     let r = residual(120, 16, wilkinson(120), b);
-    assert!(!(r < 16.0), "{r}: the growth went unnoticed");
+    assert!(r.is_nan() || r > 16.0, "{r}: the growth went unnoticed");
 }
 
 #[test]

@@ -30,28 +30,3 @@ pub trait Driver {
     /// When a rank is lost, memory is short, or the job is interrupted.
     fn solve(&mut self, run: &Run, progress: &Progress) -> Result<Outcome, Error>;
 }
-
-/// The driver of this build: it has no solver yet, says so, and measures nothing.
-#[derive(Debug, Default)]
-pub struct Absent;
-
-impl Driver for Absent {
-    fn calibrate(&mut self, kernels: &str, ranks: usize, threads: usize) -> Result<Job, Error> {
-        Ok(Job {
-            ranks,
-            threads,
-            fabric: String::new(),
-            kernels: kernels.to_string(),
-            self_test: "not run".to_string(),
-            gemm_gflops: None,
-        })
-    }
-
-    fn start(&mut self, _settings: &Settings) -> Result<(), Error> {
-        Err(Error::Internal("this build of hpl-run has no solver: only --check works".to_string()))
-    }
-
-    fn solve(&mut self, _run: &Run, _progress: &Progress) -> Result<Outcome, Error> {
-        Err(Error::Internal("this build of hpl-run has no solver: only --check works".to_string()))
-    }
-}

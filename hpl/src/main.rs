@@ -5,10 +5,14 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use fulmen_hpl::cli::Cli;
+use fulmen_hpl::local::Local;
 use fulmen_hpl::machine::Host;
-use fulmen_hpl::{driver, session};
+use fulmen_hpl::{session, worker};
 
 fn main() -> ExitCode {
+    if let Some(code) = worker::run_if_asked() {
+        return code;
+    }
     let cli = Cli::parse();
-    session::run(&cli, Path::new(""), &Host::detect(), &mut driver::Absent).into()
+    session::run(&cli, Path::new(""), &Host::detect(), &mut Local::default()).into()
 }

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// How the ranks are laid over the grid: HPL's PMAP.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Pmap {
     /// Rank r sits at row r / Q, column r mod Q.
     #[default]
@@ -13,7 +15,7 @@ pub enum Pmap {
 }
 
 /// A variant of the panel factorisation: HPL's PFACT and RFACT.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Fact {
     /// Left-looking (0).
     Left,
@@ -24,7 +26,7 @@ pub enum Fact {
 }
 
 /// How a factored panel travels along its process row: HPL's BCAST.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Bcast {
     /// Increasing ring (0).
     Ring1,
@@ -41,7 +43,7 @@ pub enum Bcast {
 }
 
 /// How rows are exchanged in the update: HPL's SWAP.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Swap {
     /// Binary exchange (0).
     BinaryExchange,
@@ -117,7 +119,7 @@ impl fmt::Display for Pmap {
 }
 
 /// Where the `HPL.out` report goes.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Sink {
     /// Standard output (device 6).
     #[default]
@@ -131,7 +133,7 @@ pub enum Sink {
 /// Everything that `HPL.dat` says: one value or list per line.
 ///
 /// The grids are pairs, as Ps and Qs pair up; every other list is crossed with all others.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Input {
     /// Where the report goes.
     pub sink: Sink,
@@ -201,7 +203,7 @@ impl Default for Input {
 }
 
 /// One point of the sweep: what a single solve is told.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Run {
     /// Order of the matrix.
     pub n: usize,

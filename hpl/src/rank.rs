@@ -8,9 +8,10 @@ use fulmen::lapack::{LuOpts, Observer, Phase, PhaseTimes, back_substitute, getrf
 use fulmen::{Desc, DistMatrix, Grid, Order, Result, World};
 
 use crate::generator::Generator;
+use crate::hash::Hash;
 use crate::params::{Bcast, Fact, Pmap, Run};
 use crate::report::{Outcome, Phases};
-use crate::{hash, system};
+use crate::system;
 
 impl From<Fact> for Variant {
     fn from(fact: Fact) -> Self {
@@ -123,13 +124,13 @@ pub fn solve(
         })
         .collect();
     Ok(Some(Outcome {
-        run: run.clone(),
+        run: *run,
         seconds: seconds[0],
         started,
         ended,
         info: factors.info.map_or(0, |j| j + 1),
         check,
-        x_hash: hash::of(&x),
+        x_hash: Hash::of(&x),
         phases,
     }))
 }

@@ -10,6 +10,8 @@ pub mod out;
 
 use std::time::SystemTime;
 
+use serde::{Deserialize, Serialize};
+
 use crate::params::Run;
 
 /// HPL's relative machine precision: 2⁻⁵³.
@@ -33,7 +35,7 @@ pub struct Job {
 }
 
 /// One run, solved and (unless the threshold forbids it) checked.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// What was solved.
     pub run: Run,
@@ -54,7 +56,7 @@ pub struct Outcome {
 }
 
 /// The norms of the check, as HPL defines them.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Check {
     /// ‖Ax − b‖∞.
     pub ax_b_inf: f64,
@@ -71,7 +73,7 @@ pub struct Check {
 }
 
 /// Seconds of one rank within a run's `seconds`; what is not listed is idle.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Phases {
     /// The rank.
     pub rank: usize,
