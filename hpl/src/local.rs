@@ -36,7 +36,7 @@ enum Ranks {
 
 fn choice(kernels: &str) -> Result<Choice> {
     let remedy = "give native, native:avx512, reference, blas, blas:NAME or blas:/path/to/library";
-    kernels.parse().map_err(|problem| Error::argument("--kernels", kernels, format!("{problem}"), remedy))
+    kernels.parse().map_err(|problem| Error::argument("--kernels", kernels, problem, remedy))
 }
 
 impl Driver for Local {
@@ -110,7 +110,7 @@ fn solve_on_threads(
     run: &Run,
     progress: &Progress,
 ) -> Result<Outcome> {
-    let job = mem::Job::new(count, &mem::Options { bounds, ..mem::Options::default() })?;
+    let job = mem::Job::new(count, &mem::Options { bounds })?;
     let results = job.run(|fabric| {
         let world = World::new(fabric, count, setup)?;
         let first = world.rank() == 0;

@@ -78,7 +78,7 @@ pub fn run_if_asked() -> Option<ExitCode> {
         .map_err(|e| Error::argument(ASSIGNMENT, assignment, e.to_string(), "unset it"))
         .and_then(|assignment: Assignment| {
             let setup = Setup {
-                kernels: assignment.kernels.parse().map_err(|e| Error::Internal(format!("{e}")))?,
+                kernels: assignment.kernels.parse().map_err(Error::Internal)?,
                 threads: assignment.threads,
             };
             let world = World::new(fabric.clone(), fabric.size(), &setup)?;
