@@ -44,7 +44,9 @@ impl Driver for Local {
         let set = KernelSet::select(&choice(kernels)?).map_err(|problem| {
             Error::argument("--kernels", kernels, problem, "use `native`, which is always there")
         })?;
-        let team = Team::new(ranks * threads).map_err(|what| Error::Resources {
+        // More threads than cores would measure nothing but their switching.
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let team = Team::new((ranks * threads).min(cores)).map_err(|what| Error::Resources {
             what,
             remedy: "ask for fewer ranks or threads, or raise the limit (ulimit -u)".into(),
         })?;
