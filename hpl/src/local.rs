@@ -112,7 +112,7 @@ fn solve_on_threads(
     run: &Run,
     progress: &Progress,
 ) -> Result<Outcome> {
-    let job = mem::Job::new(count, &mem::Options { bounds })?;
+    let job = mem::Job::new(count, &mem::Options { bounds, ..mem::Options::default() })?;
     let results = job.run(|fabric| {
         let world = World::new(fabric, count, setup)?;
         let first = world.rank() == 0;

@@ -93,6 +93,11 @@ impl<T: Pod> AllToAllSmall<T> {
         (self.rounds as usize + 1) % 2
     }
 
+    /// Members of the group.
+    pub fn members(&self) -> usize {
+        self.group.len()
+    }
+
     /// Sends `message` to every other member.
     ///
     /// # Errors

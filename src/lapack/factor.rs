@@ -1,24 +1,15 @@
-//! Factoring one panel on the process column that holds it.
+//! Factoring one panel on the process column that holds it: the recursion, then what travels is put together.
 
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use fulmen_kernels::{Candidate, Kernels, Member, PanelShape, PivotExchange, Scalar, SharedMut};
+use fulmen_kernels::{Kernels, Mat, MatMut, Member, PanelJob, PanelShape, Scalar, SharedMut};
 
 use super::local::LocalView;
 use super::lu::Slot;
 use super::pivot::ColumnPivots;
 use crate::comm::AllToAllSmall;
 use crate::error::{Error, Result};
-
-/// One panel's factorisation, shared by the members that carry it out.
-pub(crate) struct PanelWork<'a, T> {
-    kernels: &'a dyn Kernels<T>,
-    current: &'a Mutex<Option<Slot<T>>>,
-    pivots: Mutex<ColumnPivots<'a, T>>,
-    panel: SharedMut<'a, T>,
-    cols: Range<usize>,
-}
 
 /// How many threads should factor a panel of `jb` columns while the others update `n`: as few as are done
 /// in time, because a panel does not use threads as well as an update does.
@@ -29,95 +20,167 @@ pub(crate) fn threads_for_panel(team: usize, jb: usize, n: usize) -> usize {
     (1..team).find(|&size| panel / size as f64 <= update / (team - size) as f64).unwrap_or(team)
 }
 
-impl<'a, T: Scalar> PanelWork<'a, T> {
+/// What a panel's factorisation works with, prepared before the team runs.
+pub(crate) struct PanelSpace<'a, T> {
+    pivots: ColumnPivots<'a, T>,
+    top: Mat<T>,
+    ipiv: Vec<usize>,
+}
+
+impl<'a, T: Scalar> PanelSpace<'a, T> {
     pub(crate) fn new(
-        kernels: &'a dyn Kernels<T>,
-        _shape: PanelShape,
-        view: &'a LocalView<'_, SharedMut<'_, T>>,
+        view: &LocalView<'_, SharedMut<'_, T>>,
         cols: &Range<usize>,
-        current: &'a Mutex<Option<Slot<T>>>,
         exchange: &'a mut AllToAllSmall<T>,
-    ) -> Result<Self> {
-        let rows = view.local_rows(cols.start..view.m);
-        let at = view.local_cols(cols.clone());
+        log: &'a PivotLog,
+    ) -> Self {
         let pivots = ColumnPivots {
             exchange,
             rows: view.rows,
             offset: view.ia,
             first: cols.start,
             me: view.grid.myrow(),
-            base: rows.start,
+            base: view.local_rows(cols.start..view.m).start,
             message: Vec::new(),
+            log,
         };
-        // SAFETY: the members that run this work have the panel's columns to themselves: earlier panels' updates
-        // of them are done, and the bulk update is of columns right of them.
-        let panel = unsafe { view.a.part(rows, at) };
+        PanelSpace { pivots, top: Mat::zeros(cols.len(), cols.len()), ipiv: vec![0; cols.len()] }
+    }
+}
+
+/// The pivots chosen so far, and why no more could be.
+#[derive(Default)]
+pub(crate) struct PivotLog {
+    pub(crate) rows: Mutex<Vec<u64>>,
+    pub(crate) failed: OnceLock<Error>,
+}
+
+/// One panel's factorisation, shared by the members that carry it out.
+pub(crate) struct PanelWork<'a, T: Scalar> {
+    kernels: &'a dyn Kernels<T>,
+    current: &'a Mutex<Option<Slot<T>>>,
+    job: PanelJob<'a, T, ColumnPivots<'a, T>>,
+    log: &'a PivotLog,
+    /// This rank's rows of the panel, and the triangle on top.
+    panel: SharedMut<'a, T>,
+    top: SharedMut<'a, T>,
+    /// Where L21 goes, packed: one column.
+    packed: SharedMut<'a, T>,
+    /// For each of this rank's rows of the top: which row of it.
+    top_rows: Vec<usize>,
+    /// First row of the panel in the view.
+    first: usize,
+}
+
+impl<'a, T: Scalar> PanelWork<'a, T> {
+    /// For `members` members.
+    ///
+    /// # Safety
+    /// While it lives nobody else touches the panel's columns of `view` from its first row on, nor the packed
+    /// section of `current` before this work has sent it.
+    pub(crate) unsafe fn new(
+        kernels: &'a dyn Kernels<T>,
+        members: usize,
+        shape: PanelShape,
+        view: &'a LocalView<'_, SharedMut<'_, T>>,
+        cols: &Range<usize>,
+        current: &'a Mutex<Option<Slot<T>>>,
+        space: &'a mut PanelSpace<'a, T>,
+    ) -> Result<Self> {
+        let rows = view.local_rows(cols.start..view.m);
+        let at = view.local_cols(cols.clone());
+        let top_rows = view
+            .local_rows(cols.clone())
+            .map(|l| view.rows.global(l.into(), view.grid.myrow()).0 - view.ia - cols.start)
+            .collect();
+        let packed = match &mut *current.lock().unwrap_or_else(PoisonError::into_inner) {
+            // SAFETY: the caller's promise.
+            Some(slot) => unsafe { slot.panel.packed_shared() },
+            None => return Err(Error::Internal("no panel to factor into".into())),
+        };
+        // The job takes the panel as a whole, and is done with it when its last barrier is passed.
+        // SAFETY: the caller's promise.
+        let (whole, parts) =
+            unsafe { (view.a.part(rows.clone(), at.clone()), SharedMut::new(view.a.part(rows, at))) };
+        let top: MatMut<'a, T> = space.top.as_mut();
+        // SAFETY: as large as `top`, and used only when the job is done with it.
+        let shared_top = unsafe {
+            SharedMut::new(MatMut::from_raw_parts_mut(
+                top.as_ptr_mut(),
+                top.nrows(),
+                top.ncols(),
+                1,
+                top.col_stride(),
+            ))
+        };
+        let log = space.pivots.log;
         Ok(PanelWork {
             kernels,
             current,
-            pivots: Mutex::new(pivots),
-            panel: SharedMut::new(panel),
-            cols: cols.clone(),
+            job: PanelJob::new(kernels, members, shape, whole, top, &mut space.ipiv, &mut space.pivots),
+            log,
+            panel: parts,
+            top: shared_top,
+            packed,
+            top_rows,
+            first: cols.start,
         })
     }
 
     /// This member's part.
     pub(crate) fn run(&self, me: Member<'_>, failed: &OnceLock<Error>) {
+        self.job.run(me);
+        me.barrier();
+        if let Some(e) = self.log.failed.get() {
+            let _ = failed.set(e.clone());
+            return;
+        }
+        let jb = self.top.ncols();
+        let above = self.top_rows.len();
+        let below = self.panel.nrows() - above;
+        let mr = self.kernels.tile().mr;
+        // SAFETY: the job is done; from here on the triangle is only read.
+        let top = unsafe { self.top.part_ref(0..jb, 0..jb) };
+        // L21, packed: each member its slivers.
+        let share = me.share(below, mr);
+        if !share.is_empty() {
+            // SAFETY: the job is done; nobody writes these rows.
+            let rows = unsafe { self.panel.part_ref(above + share.start..above + share.end, 0..jb) };
+            let range = share.start * jb..share.end.next_multiple_of(mr) * jb;
+            // SAFETY: members' shares are disjoint slivers.
+            let out = unsafe { self.packed.part(range, 0..1) };
+            if let Some(out) = out.col_mut(0).try_as_col_major_mut() {
+                self.kernels.pack_a(rows, out.as_slice_mut());
+            }
+        }
+        // My rows of the top go back into the matrix.
+        for j in me.share(jb, 1) {
+            // SAFETY: members take disjoint columns.
+            let mut rows = unsafe { self.panel.part(0..above, j..j + 1) };
+            for (i, &row) in self.top_rows.iter().enumerate() {
+                rows[(i, 0)] = top[(row, j)];
+            }
+        }
+        me.barrier();
         if me.index() == 0
-            && let Err(e) = self.plain()
+            && let Err(e) = self.send(top)
         {
             let _ = failed.set(e);
         }
     }
 
-    fn plain(&self) -> Result<()> {
+    fn send(&self, top: fulmen_kernels::MatRef<'_, T>) -> Result<()> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Slot { panel: slot, plan: _ }) = current.as_mut() else {
-            return Err(Error::Internal("no panel".into()));
-        };
-        let mut pivots = self.pivots.lock().unwrap_or_else(PoisonError::into_inner);
-        let jb = self.cols.len();
-        let (meta, top, packed) = slot.sections();
-        let mut top = fulmen_kernels::MatMut::from_column_major_slice_mut(top, jb, jb);
-        // SAFETY: member 0 alone.
-        let mut a = unsafe { self.panel.part(0..self.panel.nrows(), 0..jb) };
-        let mut info = 0;
-        for j in 0..jb {
-            let active = pivots.first_active(j);
-            let m = a.nrows();
-            let best = {
-                let col = a.as_ref().col(j).subrows(active, m - active).try_as_col_major();
-                let col = col.map(|c| c.as_slice()).unwrap_or(&[]);
-                self.kernels.iamax(col).map(|i| Candidate { row: active + i, value: col[i] })
-            };
-            meta[1 + j] = pivots.exchange(j, best, a.as_mut(), top.as_mut())? as u64;
-            let below = pivots.first_active(j + 1);
-            let pivot = top[(j, j)];
-            if pivot == T::zero() {
-                if info == 0 {
-                    info = (self.cols.start + j + 1) as u64;
-                }
-                continue;
-            }
-            for i in below..m {
-                a[(i, j)] *= T::one() / pivot;
-                let l = a[(i, j)];
-                for k in j + 1..jb {
-                    a[(i, k)] -= l * top[(j, k)];
-                }
-            }
+        let Some(slot) = current.as_mut() else { return Err(Error::Internal("no panel to send".into())) };
+        let jb = top.ncols();
+        let (meta, out) = slot.panel.head();
+        let zero = (0..jb).find(|&j| top[(j, j)] == T::zero());
+        meta[0] = zero.map_or(0, |j| (self.first + j + 1) as u64);
+        let rows = self.log.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        meta[1..=jb].copy_from_slice(&rows);
+        for (j, column) in out.chunks_exact_mut(jb).enumerate() {
+            column.iter_mut().enumerate().for_each(|(i, x)| *x = top[(i, j)]);
         }
-        meta[0] = info;
-        let below = pivots.first_active(jb);
-        self.kernels.pack_a(a.as_ref().subrows(below, a.nrows() - below), packed);
-        // The rank's rows of the top block.
-        let (rows, first) = (pivots.rows, pivots.offset + pivots.first);
-        for i in 0..below {
-            let global = rows.global((pivots.base + i).into(), pivots.me).0;
-            for k in 0..jb {
-                a[(i, k)] = top[(global - first, k)];
-            }
-        }
-        slot.send()
+        slot.panel.send()
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fulmen_kernels::{Kernels, PanelShape, Scalar, SharedMut, SubTeam, Team, Variant};
 
-use super::factor::{PanelWork, threads_for_panel};
+use super::factor::{PanelSpace, PanelWork, PivotLog, threads_for_panel};
 use super::local::LocalView;
 use super::panel::{Layout, Panel};
 use super::pivot::message_len;
@@ -226,12 +226,17 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
         let part = SubTeam::first(size);
         // Member 0 alone locks it, as long as the team runs.
         let current = Mutex::new(current);
-        let work = match &columns {
-            Some(cols) if mine => {
-                Some(PanelWork::new(kernels, self.opts.panel, view, cols, &current, &mut self.pivots)?)
-            }
+        let log = PivotLog::default();
+        let mut space = match &columns {
+            Some(cols) if mine => Some((cols, PanelSpace::new(view, cols, &mut self.pivots, &log))),
             _ => None,
         };
+        let work = space.as_mut().map(|(cols, space)| {
+            // SAFETY: when the work runs, the updates of these columns are done, and the bulk update is of columns
+            // to the right; `current` is only polled before the work has sent it.
+            unsafe { PanelWork::new(kernels, size, self.opts.panel, view, cols, &current, space) }
+        });
+        let work = work.transpose()?;
         let clocks: Vec<Mutex<Clock>> = (0..team.len()).map(|_| Mutex::default()).collect();
         team.run(|me| {
             let clock = &mut *lock(&clocks[me.index()]);

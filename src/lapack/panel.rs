@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use fulmen_kernels::{Kernels, MatRef, Scalar};
+use fulmen_kernels::{Kernels, MatMut, MatRef, Scalar, SharedMut};
 
 use crate::comm::{BcastLane, PanelBcast, Topology};
 use crate::error::Result;
@@ -73,6 +73,24 @@ impl<T: Scalar> Panel<T> {
         let (head, packed) = all.split_at_mut(packed.start);
         let (head_meta, head_top) = head.split_at_mut(meta.end);
         (bytemuck::cast_slice_mut(head_meta), &mut head_top[..top.len()], packed)
+    }
+
+    /// The sections that the root fills first: meta and top.
+    pub(crate) fn head(&mut self) -> (&mut [u64], &mut [T]) {
+        let Layout { meta, top, .. } = self.layout.clone();
+        let (head_meta, head_top) = self.bcast.data_mut(0..top.end).split_at_mut(meta.end);
+        (bytemuck::cast_slice_mut(head_meta), head_top)
+    }
+
+    /// The packed section as one column, for the root's threads to fill.
+    ///
+    /// # Safety
+    /// It is used only until the panel is sent, and while the panel lives; meanwhile nobody else touches it.
+    pub(crate) unsafe fn packed_shared<'a>(&mut self) -> SharedMut<'a, T> {
+        let packed = self.bcast.data_mut(self.layout.packed.clone());
+        // SAFETY: the pointer and length of a slice that is exclusively ours by the caller's promise.
+        let column = unsafe { MatMut::from_raw_parts_mut(packed.as_mut_ptr(), packed.len(), 1, 1, 0) };
+        SharedMut::new(column)
     }
 
     /// The root's panel is filled: off it goes.

@@ -6,8 +6,11 @@
 //! in ⌈log₂ P⌉ hops, `HPL_pdmxswp`; for the few process rows of a small cluster, latency counts more
 //! than the P−1 messages.)
 
-use fulmen_kernels::{Candidate, MatMut, PivotExchange, Scalar};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use fulmen_kernels::{Candidate, MatMut, PivotExchange, Scalar, compare_pivots};
+
+use super::factor::PivotLog;
 use crate::comm::AllToAllSmall;
 use crate::dist::index::{Axis, Global, Row};
 use crate::error::{Error, Result};
@@ -31,6 +34,8 @@ pub(crate) struct ColumnPivots<'a, T> {
     pub(crate) base: usize,
     /// My message of the round, kept to be filled again.
     pub(crate) message: Vec<T>,
+    /// Where the choices are noted, and the failure of a choice.
+    pub(crate) log: &'a PivotLog,
 }
 
 /// Elements of one message for a panel of `jb` columns: a row number, a candidate row, a top row.
@@ -48,19 +53,6 @@ impl<T: Scalar> ColumnPivots<'_, T> {
     }
 }
 
-/// Whether `a` is a better pivot than `b`: larger, or as large and higher up. A NaN is larger than all.
-fn better<T: Scalar>(a: (T, u64), b: (T, u64)) -> bool {
-    let (x, y) = (a.0.abs1(), b.0.abs1());
-    match x.partial_cmp(&y) {
-        Some(order) => order.is_gt() || (order.is_eq() && a.1 < b.1),
-        // One of them is a NaN, or both are.
-        None => match (x.partial_cmp(&x), y.partial_cmp(&y)) {
-            (None, None) => a.1 < b.1,
-            (x, _) => x.is_none(),
-        },
-    }
-}
-
 impl<T: Scalar> PivotExchange<T> for ColumnPivots<'_, T> {
     type Error = Error;
 
@@ -69,6 +61,39 @@ impl<T: Scalar> PivotExchange<T> for ColumnPivots<'_, T> {
     }
 
     fn exchange(
+        &mut self,
+        j: usize,
+        best: Option<Candidate<T>>,
+        panel: MatMut<'_, T>,
+        top: MatMut<'_, T>,
+    ) -> Result<usize> {
+        let chosen = match best {
+            Some(best) if self.exchange.members() == 1 => Ok(self.alone(j, best, panel, top)),
+            _ => self.together(j, best, panel, top),
+        };
+        match &chosen {
+            Ok(row) => lock(&self.log.rows).push(*row as u64),
+            Err(e) => drop(self.log.failed.set(e.clone())),
+        }
+        chosen
+    }
+}
+
+fn lock<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Scalar> ColumnPivots<'_, T> {
+    /// All rows are here.
+    fn alone(&self, j: usize, best: Candidate<T>, mut panel: MatMut<'_, T>, mut top: MatMut<'_, T>) -> usize {
+        for k in 0..panel.ncols() {
+            top[(j, k)] = panel[(best.row, k)];
+            panel[(best.row, k)] = panel[(j, k)];
+        }
+        self.first + best.row
+    }
+
+    fn together(
         &mut self,
         j: usize,
         best: Option<Candidate<T>>,
@@ -102,7 +127,12 @@ impl<T: Scalar> PivotExchange<T> for ColumnPivots<'_, T> {
             let mut number = [0; 8];
             number.copy_from_slice(&bytemuck::cast_slice::<T, u8>(&message[..header])[..8]);
             let (number, value) = (u64::from_le_bytes(number), message[header + j]);
-            if number != NONE && chosen.is_none_or(|(_, n, v)| better((value, number), (v, n))) {
+            if number != NONE
+                && chosen.is_none_or(|(_, n, v)| {
+                    let order = compare_pivots(value, v);
+                    order.is_gt() || (order.is_eq() && number < n)
+                })
+            {
                 chosen = Some((p, number, value));
             }
         }
