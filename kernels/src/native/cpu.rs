@@ -27,8 +27,8 @@ impl Blocking {
     pub(super) fn of(cpu: &Cpu, _isa: Isa) -> Self {
         Blocking {
             kc: 256,
-            // More than half of L2 loses: A would be thrown out by B and C passing through.
-            a_bytes: (cpu.l2 / 2).clamp(128 << 10, 1 << 20),
+            // 192 rows of 256 on 1 MiB. More than half of L2 loses: B and C passing through throw A out.
+            a_bytes: (cpu.l2 / 8 * 3).clamp(96 << 10, 1 << 20),
             b_bytes: (cpu.l3 / 4 * 3).clamp(4 << 20, 24 << 20),
         }
     }

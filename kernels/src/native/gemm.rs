@@ -79,7 +79,7 @@ pub(super) fn packed<T: Scalar, K: Micro<T>>(
 }
 
 /// Below this k, packing A costs more than reading it where it lies.
-const PACK_A_FROM: usize = 48;
+const PACK_A_FROM: usize = 72;
 
 /// C += α·A·B by one thread: A is m × k as stored, B small.
 pub(super) fn panel<T: Scalar, K: Micro<T>>(

@@ -47,6 +47,8 @@ pub(super) trait Micro<T: Scalar>: Copy + Send + Sync + 'static {
     /// Writes element i of column p of a sliver of A. Within their column the MR elements may lie as
     /// the tile likes them (the strips of B lie as documented).
     unsafe fn put_a(sliver: *mut T, p: usize, i: usize, x: T);
+    /// Writes column p of a sliver of A, MR elements from `run` on.
+    unsafe fn copy_a(sliver: *mut T, p: usize, run: *const T);
 
     /// X := L⁻¹·X for `strips` strips, each `k·NR` elements, one after another. `l` is k × k, lower;
     /// its diagonal is taken as ones if `unit`.

@@ -1,6 +1,7 @@
 //! Packing into slivers (A) and strips (B): the layout at [`crate::Tile`].
 
 use super::micro::Micro;
+use super::simd::{prefetch, prefetch_l2};
 use crate::Scalar;
 
 /// An operand as packing sees it: `n` rows of op(A) or columns of op(B), `k` long.
@@ -30,6 +31,10 @@ impl<T> Source<T> {
 /// Slivers that are filled in one sweep over the columns of A, so that long runs are read.
 const GROUP: usize = 8;
 
+/// Columns that are asked for ahead of their copying: each begins on a page that no prefetcher of the
+/// hardware's will open.
+const AHEAD: usize = 4;
+
 /// Packs `n × k` elements into slivers of A (`A`) or strips of B, zero beyond `n`.
 ///
 /// # Safety
@@ -49,10 +54,17 @@ pub(super) unsafe fn pack<T: Scalar, K: Micro<T>, const A: bool>(
             for first in (0..whole).step_by(GROUP) {
                 let count = GROUP.min(whole - first);
                 for p in 0..k {
+                    let ahead = src.at(first * w, p + AHEAD);
+                    for line in 0..(count * w * size_of::<T>()).div_ceil(64) {
+                        prefetch(ahead.wrapping_byte_add(64 * line));
+                    }
                     let run = src.at(first * w, p);
                     for s in 0..count {
-                        for i in 0..w {
-                            put::<T, K, A>(out.add((first + s) * w * k), p, i, *run.add(s * w + i));
+                        let (sliver, run) = (out.add((first + s) * w * k), run.add(s * w));
+                        if A {
+                            K::copy_a(sliver, p, run);
+                        } else {
+                            sliver.add(p * w).copy_from_nonoverlapping(run, w);
                         }
                     }
                 }
@@ -91,7 +103,13 @@ unsafe fn sliver<T: Scalar, K: Micro<T>, const A: bool>(
     k: usize,
     out: *mut T,
 ) {
+    let per_line = 64 / size_of::<T>();
     for p in 0..k {
+        if p % per_line == 0 {
+            for i in 0..valid {
+                prefetch_l2(src.at(first + valid + i, p));
+            }
+        }
         for i in 0..valid {
             // SAFETY: as `pack`.
             unsafe {

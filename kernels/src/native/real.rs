@@ -75,6 +75,13 @@ where
         *sliver.add(p * Self::MR + i) = x;
     }
     #[inline(always)]
+    unsafe fn copy_a(sliver: *mut R, p: usize, run: *const R) {
+        let column = sliver.add(p * Self::MR);
+        for i in 0..MV {
+            S::store(column.add(i * S::LANES), S::load(run.add(i * S::LANES)));
+        }
+    }
+    #[inline(always)]
     unsafe fn solve(l: *const R, ldl: usize, k: usize, unit: bool, x: *mut R, strips: usize) {
         solve::real::<R, W, NR, RB>(l, ldl, k, unit, x, strips);
     }

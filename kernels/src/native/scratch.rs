@@ -1,6 +1,6 @@
 //! Working memory for packed operands.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -26,13 +26,16 @@ impl<T: bytemuck::Pod> Buffer<T> {
     pub(super) fn new(len: usize) -> Self {
         let layout = Self::layout(len);
         // SAFETY: the size is not 0.
-        let raw = unsafe { alloc_zeroed(layout) };
+        let raw = unsafe { alloc(layout) };
         let Some(ptr) = NonNull::new(raw.cast::<T>()) else { handle_alloc_error(layout) };
+        // Before the first touch, or the pages are small for good.
         #[cfg(target_os = "linux")]
         if layout.align() == HUGE {
             // SAFETY: whole pages of our own; advice only.
             unsafe { libc::madvise(raw.cast(), layout.size(), libc::MADV_HUGEPAGE) };
         }
+        // SAFETY: `layout` is that long. All zero bits are a value of any `Pod`.
+        unsafe { raw.write_bytes(0, layout.size()) };
         Buffer { ptr, len }
     }
 

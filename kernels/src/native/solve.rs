@@ -87,24 +87,31 @@ unsafe fn real_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize, con
             }
         }
     }
-    for r in 0..ROWS {
-        let lp = l.add((i + r) * ldl);
-        if !unit {
-            let d = W::splat(*lp.add(r));
-            for s in 0..V {
-                acc[r][s] = W::div(acc[r][s], d);
+    // Written out, because the compiler keeps `acc` in registers only if it unrolls all of this.
+    macro_rules! eliminate {
+        ($($r:literal)*) => {$(
+            if $r < ROWS {
+                let lp = l.add((i + $r) * ldl);
+                if !unit {
+                    let d = W::splat(*lp.add($r));
+                    for s in 0..V {
+                        acc[$r][s] = W::div(acc[$r][s], d);
+                    }
+                }
+                for below in $r + 1..ROWS {
+                    let lr = W::splat(*lp.add(below));
+                    for s in 0..V {
+                        acc[below][s] = W::fnma(lr, acc[$r][s], acc[below][s]);
+                    }
+                }
+                for s in 0..V {
+                    W::store(x[s].add((i + $r) * NR), acc[$r][s]);
+                }
             }
-        }
-        for below in r + 1..ROWS {
-            let lr = W::splat(*lp.add(below));
-            for s in 0..V {
-                acc[below][s] = W::fnma(lr, acc[r][s], acc[below][s]);
-            }
-        }
-        for s in 0..V {
-            W::store(x[s].add((i + r) * NR), acc[r][s]);
-        }
+        )*};
     }
+    const { assert!(ROWS <= 8) };
+    eliminate!(0 1 2 3 4 5 6 7);
 }
 
 /// Strips of `NR` complex numbers a row; in registers real and imaginary parts are apart.
@@ -157,22 +164,28 @@ unsafe fn split_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize>(
             acc[r] = subtract::<R, W>(*lp.add(r), xp, acc[r]);
         }
     }
-    for r in 0..ROWS {
-        let lp = l.add((i + r) * ldl);
-        if !unit {
-            let d = crate::scalar::reciprocal(*lp.add(r));
-            let (re, im) = (W::splat(d.re), W::splat(d.im));
-            let (x, y) = acc[r];
-            acc[r] = (W::fnma(y, im, W::mul(x, re)), W::fma(y, re, W::mul(x, im)));
-        }
-        for below in r + 1..ROWS {
-            acc[below] = subtract::<R, W>(*lp.add(below), acc[r], acc[below]);
-        }
-        let row = x.add((i + r) * 2 * NR);
-        let (lo, hi) = W::zip(acc[r].0, acc[r].1);
-        W::store(row, lo);
-        W::store(row.add(W::LANES), hi);
+    macro_rules! eliminate {
+        ($($r:literal)*) => {$(
+            if $r < ROWS {
+                let lp = l.add((i + $r) * ldl);
+                if !unit {
+                    let d = crate::scalar::reciprocal(*lp.add($r));
+                    let (re, im) = (W::splat(d.re), W::splat(d.im));
+                    let (x, y) = acc[$r];
+                    acc[$r] = (W::fnma(y, im, W::mul(x, re)), W::fma(y, re, W::mul(x, im)));
+                }
+                for below in $r + 1..ROWS {
+                    acc[below] = subtract::<R, W>(*lp.add(below), acc[$r], acc[below]);
+                }
+                let row = x.add((i + $r) * 2 * NR);
+                let (lo, hi) = W::zip(acc[$r].0, acc[$r].1);
+                W::store(row, lo);
+                W::store(row.add(W::LANES), hi);
+            }
+        )*};
     }
+    const { assert!(ROWS <= 8) };
+    eliminate!(0 1 2 3 4 5 6 7);
 }
 
 #[inline(always)]

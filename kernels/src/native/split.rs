@@ -94,6 +94,16 @@ where
         *column.add(Self::MR + i) = x.im;
     }
     #[inline(always)]
+    unsafe fn copy_a(sliver: *mut Complex<R>, p: usize, run: *const Complex<R>) {
+        let (column, run) = (sliver.add(p * Self::MR).cast::<R>(), run.cast::<R>());
+        for i in 0..MV {
+            let at = run.add(2 * i * S::LANES);
+            let (re, im) = S::unzip(S::load(at), S::load(at.add(S::LANES)));
+            S::store(column.add(i * S::LANES), re);
+            S::store(column.add(Self::MR + i * S::LANES), im);
+        }
+    }
+    #[inline(always)]
     unsafe fn solve(
         l: *const Complex<R>,
         ldl: usize,

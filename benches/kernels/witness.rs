@@ -1,0 +1,84 @@
+//! What the machine gives at the moment: multiply-adds on registers, and a product that lives in L2.
+
+use std::time::Instant;
+
+use fulmen_kernels::{Kernels, MatMut, Team};
+
+/// Gflop/s of independent multiply-adds on all members.
+pub fn fma(team: &Team) -> f64 {
+    let steps = 2_000_000;
+    let start = Instant::now();
+    let per_step = std::sync::atomic::AtomicUsize::new(0);
+    team.run(|_| per_step.store(burn(steps), std::sync::atomic::Ordering::Relaxed));
+    let flops = per_step.into_inner() * steps * team.len();
+    flops as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
+/// Runs `steps` steps and returns the flops of one.
+fn burn(steps: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the CPU has it.
+            return unsafe { burn_avx512(steps) };
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the CPU has it.
+            return unsafe { burn_avx2(steps) };
+        }
+    }
+    let mut acc = [1.0f64; 16];
+    for _ in 0..steps {
+        let b = std::hint::black_box(1e-9);
+        acc.iter_mut().for_each(|x| *x = x.mul_add(0.5, b));
+    }
+    std::hint::black_box(acc);
+    32
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn burn_avx512(steps: usize) -> usize {
+    use std::arch::x86_64::*;
+    let (a, b) = (_mm512_set1_pd(std::hint::black_box(0.5)), _mm512_set1_pd(std::hint::black_box(1e-3)));
+    let mut acc = [a; 20];
+    for _ in 0..steps {
+        for x in &mut acc {
+            *x = _mm512_fmadd_pd(*x, a, b);
+        }
+    }
+    std::hint::black_box(acc);
+    20 * 16
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn burn_avx2(steps: usize) -> usize {
+    use std::arch::x86_64::*;
+    let (a, b) = (_mm256_set1_pd(std::hint::black_box(0.5)), _mm256_set1_pd(std::hint::black_box(1e-3)));
+    let mut acc = [a; 12];
+    for _ in 0..steps {
+        for x in &mut acc {
+            *x = _mm256_fmadd_pd(*x, a, b);
+        }
+    }
+    std::hint::black_box(acc);
+    12 * 8
+}
+
+/// Gflop/s of a packed product whose operands stay in L2, on all members.
+pub fn l2(kernels: &dyn Kernels<f64>, team: &Team) -> f64 {
+    let (tile, k) = (kernels.tile(), 128);
+    let (m, n) = (96usize.next_multiple_of(tile.mr), 96usize.next_multiple_of(tile.nr));
+    let rounds = 40;
+    let start = Instant::now();
+    team.run(|_| {
+        let (a, b) = (vec![1e-3; tile.packed_a_len(m, k)], vec![1e-3; tile.packed_b_len(k, n)]);
+        let mut c = vec![0.0; m * n];
+        for _ in 0..rounds {
+            kernels.gemm_packed(-1.0, &a, &b, k, MatMut::from_column_major_slice_mut(&mut c, m, n));
+        }
+        std::hint::black_box(c);
+    });
+    (2 * m * n * k * rounds * team.len()) as f64 / start.elapsed().as_secs_f64() / 1e9
+}
