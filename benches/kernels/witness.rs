@@ -68,9 +68,9 @@ fn burn_avx2(steps: usize) -> usize {
 
 /// Gflop/s of a packed product whose operands stay in L2, on all members.
 pub fn l2(kernels: &dyn Kernels<f64>, team: &Team) -> f64 {
-    let (tile, k) = (kernels.tile(), 128);
+    let (tile, k) = (kernels.tile(), 256);
     let (m, n) = (96usize.next_multiple_of(tile.mr), 96usize.next_multiple_of(tile.nr));
-    let rounds = 40;
+    let rounds = 20;
     let start = Instant::now();
     team.run(|_| {
         let (a, b) = (vec![1e-3; tile.packed_a_len(m, k)], vec![1e-3; tile.packed_b_len(k, n)]);

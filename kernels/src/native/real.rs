@@ -113,6 +113,12 @@ unsafe fn steps<R: Elem, S: Simd<R>, const MV: usize, const NR: usize>(
     b: &mut *const R,
     acc: &mut [[S::V; MV]; NR],
 ) {
+    if S::HAS_STEPS_3X4 && MV == 3 && NR == 4 {
+        S::steps_3x4(k, *a, a_step, *b, &mut *std::ptr::from_mut(acc).cast());
+        *a = a.wrapping_add(k * a_step);
+        *b = b.wrapping_add(k * NR);
+        return;
+    }
     for _ in 0..k {
         let mut av = [S::splat(R::default()); MV];
         for i in 0..MV {

@@ -81,6 +81,13 @@ pub(super) trait Simd<R: Elem>: Copy + Send + Sync + 'static {
     unsafe fn zip(re: Self::V, im: Self::V) -> (Self::V, Self::V);
     /// The inverse of [`Simd::zip`].
     unsafe fn unzip(lo: Self::V, hi: Self::V) -> (Self::V, Self::V);
+
+    /// `k` steps of a tile of 3 vectors by 4 columns, which fills 16 registers to the last: where
+    /// [`Simd::HAS_STEPS_3X4`], the compiler would spill.
+    unsafe fn steps_3x4(_k: usize, _a: *const R, _a_step: usize, _b: *const R, _acc: &mut [[Self::V; 3]; 4]) {
+        unreachable!("asked for by no instruction set without it")
+    }
+    const HAS_STEPS_3X4: bool = false;
 }
 
 /// Asks for the line at `p` in L1, to be written. `p` need not be valid.

@@ -80,6 +80,71 @@ macro_rules! arithmetic {
     };
 }
 
+/// Steps of a 3 × 4 tile in ymm registers, written out: 12 sums, 3 of A and 1 of B are all there are.
+macro_rules! steps_3x4 {
+    ($name:ident, $r:ty, $v:ty, $size:literal, $mov:literal, $broadcast:literal, $fma:literal) => {
+        #[inline]
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn $name(
+            k: usize,
+            mut a: *const $r,
+            a_step: usize,
+            mut b: *const $r,
+            acc: &mut [[$v; 3]; 4],
+        ) {
+            let [[mut c0, mut c1, mut c2], [mut c3, mut c4, mut c5], [mut c6, mut c7, mut c8], [mut c9, mut ca, mut cb]] =
+                *acc;
+            for _ in 0..k {
+                std::arch::asm!(
+                    concat!($mov, " {x}, [{a}]"),
+                    concat!($mov, " {y}, [{a} + 32]"),
+                    concat!($mov, " {z}, [{a} + 64]"),
+                    concat!($broadcast, " {w}, [{b}]"),
+                    concat!($fma, " {c0}, {x}, {w}"),
+                    concat!($fma, " {c1}, {y}, {w}"),
+                    concat!($fma, " {c2}, {z}, {w}"),
+                    concat!($broadcast, " {w}, [{b} + ", $size, "]"),
+                    concat!($fma, " {c3}, {x}, {w}"),
+                    concat!($fma, " {c4}, {y}, {w}"),
+                    concat!($fma, " {c5}, {z}, {w}"),
+                    concat!($broadcast, " {w}, [{b} + 2 * ", $size, "]"),
+                    concat!($fma, " {c6}, {x}, {w}"),
+                    concat!($fma, " {c7}, {y}, {w}"),
+                    concat!($fma, " {c8}, {z}, {w}"),
+                    concat!($broadcast, " {w}, [{b} + 3 * ", $size, "]"),
+                    concat!($fma, " {c9}, {x}, {w}"),
+                    concat!($fma, " {ca}, {y}, {w}"),
+                    concat!($fma, " {cb}, {z}, {w}"),
+                    a = in(reg) a,
+                    b = in(reg) b,
+                    x = out(ymm_reg) _,
+                    y = out(ymm_reg) _,
+                    z = out(ymm_reg) _,
+                    w = out(ymm_reg) _,
+                    c0 = inout(ymm_reg) c0,
+                    c1 = inout(ymm_reg) c1,
+                    c2 = inout(ymm_reg) c2,
+                    c3 = inout(ymm_reg) c3,
+                    c4 = inout(ymm_reg) c4,
+                    c5 = inout(ymm_reg) c5,
+                    c6 = inout(ymm_reg) c6,
+                    c7 = inout(ymm_reg) c7,
+                    c8 = inout(ymm_reg) c8,
+                    c9 = inout(ymm_reg) c9,
+                    ca = inout(ymm_reg) ca,
+                    cb = inout(ymm_reg) cb,
+                    options(pure, readonly, nostack, preserves_flags),
+                );
+                a = a.wrapping_add(a_step);
+                b = b.wrapping_add(4);
+            }
+            *acc = [[c0, c1, c2], [c3, c4, c5], [c6, c7, c8], [c9, ca, cb]];
+        }
+    };
+}
+steps_3x4!(steps_f64, f64, __m256d, "8", "vmovupd", "vbroadcastsd", "vfmadd231pd");
+steps_3x4!(steps_f32, f32, __m256, "4", "vmovups", "vbroadcastss", "vfmadd231ps");
+
 impl Simd<f64> for Zmm {
     arithmetic!(
         f64,
@@ -155,6 +220,12 @@ impl Simd<f32> for Zmm {
 }
 
 impl Simd<f64> for Ymm {
+    const HAS_STEPS_3X4: bool = true;
+    #[inline(always)]
+    unsafe fn steps_3x4(k: usize, a: *const f64, a_step: usize, b: *const f64, acc: &mut [[__m256d; 3]; 4]) {
+        steps_f64(k, a, a_step, b, acc);
+    }
+
     arithmetic!(
         f64,
         __m256d,
@@ -193,6 +264,12 @@ impl Simd<f64> for Ymm {
 }
 
 impl Simd<f32> for Ymm {
+    const HAS_STEPS_3X4: bool = true;
+    #[inline(always)]
+    unsafe fn steps_3x4(k: usize, a: *const f32, a_step: usize, b: *const f32, acc: &mut [[__m256; 3]; 4]) {
+        steps_f32(k, a, a_step, b, acc);
+    }
+
     arithmetic!(
         f32,
         __m256,
