@@ -55,7 +55,7 @@ pub enum Error {
     },
 
     /// A peer was lost while something was owed by it.
-    #[error("rank {rank} ({host}, {link}) {} {waiting_for}, waited for by rank {by}\n    {}", describe_loss(.loss, .after), loss_remedy(.loss))]
+    #[error("rank {rank} ({host}, {link}) {}{}, waited for by rank {by}\n    {}", describe_loss(.loss, .after), spaced(.waiting_for), loss_remedy(.loss))]
     PeerLost {
         /// The lost rank.
         rank: usize,
@@ -132,6 +132,10 @@ fn describe_loss(loss: &Loss, after: &Duration) -> String {
         Loss::Silent => format!("was silent for {:.1} s", after.as_secs_f64()),
         Loss::Slow => format!("lives but sent nothing for {:.1} s", after.as_secs_f64()),
     }
+}
+
+fn spaced(what: &str) -> String {
+    if what.is_empty() { String::new() } else { format!(" {what}") }
 }
 
 fn loss_remedy(loss: &Loss) -> &'static str {

@@ -81,6 +81,7 @@ pub fn solve(
     if grid.coords().is_none() {
         return Ok(None); // more ranks than P·Q: this one has nothing to do
     }
+    world.fabric().set_activity(&format!("while generating N = {}", run.n));
     let n = run.n;
     let nb = run.nb.min(n + 1); // a larger block would only be room for nothing
     let desc = Desc { m: n, n: n + 1, mb: nb, nb, rsrc: 0, csrc: 0 };
@@ -101,6 +102,7 @@ pub fn solve(
 
     let (rows, cols) = (a.rows(), a.cols());
     drop(a);
+    world.fabric().set_activity("while checking the solution");
     let check = match run.checked() {
         true => Some(system::check(generator, world.team(), &grid, rows, cols, &x)?),
         false => None,

@@ -248,6 +248,14 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
                 update.work(me, clock, &mut poll);
                 clock.time(Phase::Idle, || me.barrier());
             }
+            if !catch_up.is_empty() {
+                // All see the same before anyone goes on: members that part ways would wait for each other.
+                let broken = failed.get().is_some();
+                clock.time(Phase::Idle, || me.barrier());
+                if broken {
+                    return;
+                }
+            }
             if let Some(work) = &work {
                 part.run(me, |me| clock.time(Phase::Panel, || work.run(me, &failed)));
             }

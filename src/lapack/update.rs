@@ -210,8 +210,10 @@ impl<'a, T: Scalar> Update<'a, T> {
     /// Does this member's part; returns when no task is left to take (others may still be in theirs).
     /// Member 0 calls `between` between its tasks.
     pub(crate) fn work(&self, me: Member<'_>, clock: &mut Clock, between: &mut dyn FnMut() -> Result<()>) {
-        let result = self.stages(me, clock, between);
-        if let Err(e) = result {
+        if self.failed.get().is_some() {
+            return; // an update before this one failed: its buffers are as it left them
+        }
+        if let Err(e) = self.stages(me, clock, between) {
             let _ = self.failed.set(e); // the first error is the one that is told
         }
     }
