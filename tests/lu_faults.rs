@@ -34,7 +34,7 @@ impl Job {
             opts: LuOpts {
                 lookahead: (mix(seed, 4) % 3) as usize,
                 bcast: Topology::ALL[(mix(seed, 5) % 7) as usize],
-                keep_l: mix(seed, 6) % 2 == 0,
+                keep_l: mix(seed, 6).is_multiple_of(2),
                 ..LuOpts::default()
             },
         }
