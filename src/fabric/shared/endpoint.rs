@@ -36,7 +36,16 @@ pub trait Space: Send + Sync + 'static {
 /// A range that this rank armed or wants to put, and what keeps it.
 struct Owned {
     memory: Arc<Memory>,
+    /// Where in it, checked.
+    start: usize,
     span: Span,
+}
+
+impl Owned {
+    fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: `start` was checked to lie inside `memory`.
+        unsafe { self.memory.as_ptr().add(self.start) }
+    }
 }
 
 /// The sending side of one stream.
@@ -48,6 +57,14 @@ struct Outgoing {
     spilled: VecDeque<Owned>,
     /// Memory that the target may read still: (put, memory).
     offered: VecDeque<(u64, Arc<Memory>)>,
+}
+
+impl Outgoing {
+    fn forget_taken(&mut self, stream: &Stream) {
+        while self.offered.front().is_some_and(|(i, _)| stream.is_taken(*i)) {
+            self.offered.pop_front();
+        }
+    }
 }
 
 /// The receiving side of one stream.
@@ -221,14 +238,15 @@ impl<S: Space> Endpoint<S> {
         self.check()
     }
 
-    fn span(&self, memory: &Memory, range: &Range<usize>) -> Result<Span> {
+    fn owned(&self, memory: &Arc<Memory>, range: &Range<usize>) -> Result<Owned> {
         let Some(base) = self.space.address(memory) else {
             return Err(self.broken("memory of another fabric was armed or put".into()));
         };
         if range.start > range.end || range.end > memory.len() {
             return Err(self.broken(format!("bytes {range:?} of {} were armed or put", memory.len())));
         }
-        Ok(Span { at: base + range.start as u64, len: (range.end - range.start) as u64 })
+        let span = Span { at: base + range.start as u64, len: range.len() as u64 };
+        Ok(Owned { memory: Arc::clone(memory), start: range.start, span })
     }
 
     /// The sender's copy into the range that the target armed. Reports the rest of the program's mistakes.
@@ -302,17 +320,12 @@ impl<S: Space> Endpoint<S> {
         let stream = self.stream(self.rank, to, lane);
         match stream.put(i, owned.span) {
             Meeting::Second(armed) => {
-                let base = self.space.address(&owned.memory).unwrap_or_default();
-                // SAFETY: `span` was checked to lie inside `memory`.
-                let from = unsafe { owned.memory.as_ptr().add((owned.span.at - base) as usize) };
-                self.copy_out(lane, to, i, from, owned.span.len, armed)?;
+                self.copy_out(lane, to, i, owned.as_ptr(), owned.span.len, armed)?;
             }
+            // The target has not armed, so it does not wait for this put: nothing to ring for.
             Meeting::First => {
-                while out.offered.front().is_some_and(|(i, _)| stream.is_taken(*i)) {
-                    out.offered.pop_front();
-                }
+                out.forget_taken(stream);
                 out.offered.push_back((i, Arc::clone(&owned.memory)));
-                // The target may sleep for it and arm only when it looks: nothing to ring for.
             }
             Meeting::Full => return Ok(false),
             Meeting::Broken => return Err(self.overwritten(to, lane, i)),
@@ -324,12 +337,7 @@ impl<S: Space> Endpoint<S> {
     fn publish(&self, lane: Lane, from: usize, i: u64, owned: &Owned) -> Result<()> {
         match self.stream(from, self.rank, lane).arm(i, owned.span) {
             Meeting::First => Ok(()),
-            Meeting::Second(offered) => {
-                let base = self.space.address(&owned.memory).unwrap_or_default();
-                // SAFETY: `span` was checked to lie inside `memory`.
-                let into = unsafe { owned.memory.as_ptr().add((owned.span.at - base) as usize) };
-                self.copy_in(lane, from, i, into, owned.span.len, offered)
-            }
+            Meeting::Second(offered) => self.copy_in(lane, from, i, owned.as_ptr(), owned.span.len, offered),
             Meeting::Full | Meeting::Broken => Err(self.overwritten(from, lane, i)),
         }
     }
@@ -428,11 +436,14 @@ impl<S: Space> Endpoint<S> {
         Ok(len as usize)
     }
 
+    /// Whether a put waits for a free slot still.
     fn is_spilled(&self, ticket: Ticket) -> Result<bool> {
         self.check_peer(ticket.to, ticket.lane)?;
         self.move_spilled()?;
         let mut streams = self.under_way.lock();
         let out = streams.outgoing(ticket.to, ticket.lane);
+        let stream = self.stream(self.rank, ticket.to, ticket.lane);
+        out.forget_taken(stream);
         if ticket.seq >= out.next {
             let seq = ticket.seq;
             drop(streams);
@@ -465,7 +476,7 @@ impl<S: Space> Fabric for Endpoint<S> {
 
     fn arm(&self, lane: Lane, from: usize, memory: &Arc<Memory>, range: Range<usize>) -> Result<u64> {
         self.check_peer(from, lane)?;
-        let owned = Owned { span: self.span(memory, &range)?, memory: Arc::clone(memory) };
+        let owned = self.owned(memory, &range)?;
         let mut streams = self.under_way.lock();
         let incoming = streams.incoming(from, lane);
         let i = incoming.next;
@@ -480,7 +491,7 @@ impl<S: Space> Fabric for Endpoint<S> {
     fn put(&self, lane: Lane, to: usize, memory: &Arc<Memory>, range: Range<usize>) -> Result<Ticket> {
         self.check_peer(to, lane)?;
         self.move_spilled()?;
-        let owned = Owned { span: self.span(memory, &range)?, memory: Arc::clone(memory) };
+        let owned = self.owned(memory, &range)?;
         let mut streams = self.under_way.lock();
         let out = streams.outgoing(to, lane);
         let seq = out.next;
