@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::column;
 use super::micro::{Micro, TileJob};
-use super::simd::{Arch, Elem, Simd, prefetch_l2, prefetch_write};
+use super::simd::{Arch, Elem, Simd, prefetch, prefetch_l2, prefetch_write};
 use super::solve;
 use crate::Scalar;
 
@@ -120,6 +120,13 @@ unsafe fn steps<R: Elem, S: Simd<R>, const MV: usize, const NR: usize>(
         return;
     }
     for _ in 0..k {
+        if a_step != MV * S::LANES {
+            // A is not packed: the next sliver's part of this column, on a page that no prefetcher of
+            // the hardware's will open.
+            for line in 0..(MV * S::LANES * size_of::<R>()).div_ceil(64) {
+                prefetch(a.wrapping_add(MV * S::LANES).wrapping_byte_add(64 * line));
+            }
+        }
         let mut av = [S::splat(R::default()); MV];
         for i in 0..MV {
             av[i] = S::load(a.add(i * S::LANES));
