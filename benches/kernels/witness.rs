@@ -14,6 +14,16 @@ pub fn fma(team: &Team) -> f64 {
     flops as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
+/// Sums swing about a middle and all differ, so that as many bits turn over as in real work: a CPU whose
+/// clock follows its power runs faster on sums that stand still.
+#[cfg(target_arch = "x86_64")]
+const SWING: f64 = -0.999_999_999;
+
+#[cfg(target_arch = "x86_64")]
+fn start<const N: usize>() -> [f64; N] {
+    std::array::from_fn(|i| (i as f64 * 0.754_877_666).fract())
+}
+
 /// Runs `steps` steps and returns the flops of one.
 fn burn(steps: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -29,8 +39,8 @@ fn burn(steps: usize) -> usize {
     }
     let mut acc = [1.0f64; 16];
     for _ in 0..steps {
-        let b = std::hint::black_box(1e-9);
-        acc.iter_mut().for_each(|x| *x = x.mul_add(0.5, b));
+        let b = std::hint::black_box(0.37);
+        acc.iter_mut().for_each(|x| *x = x.mul_add(-0.999_999, b));
     }
     std::hint::black_box(acc);
     32
@@ -40,8 +50,13 @@ fn burn(steps: usize) -> usize {
 #[target_feature(enable = "avx512f")]
 fn burn_avx512(steps: usize) -> usize {
     use std::arch::x86_64::*;
-    let (a, b) = (_mm512_set1_pd(std::hint::black_box(0.5)), _mm512_set1_pd(std::hint::black_box(1e-3)));
+    let (a, b) = (_mm512_set1_pd(std::hint::black_box(SWING)), _mm512_set1_pd(std::hint::black_box(0.37)));
+    let start = std::hint::black_box(start::<{ 20 * 8 }>());
     let mut acc = [a; 20];
+    for (x, start) in acc.iter_mut().zip(start.as_chunks::<8>().0) {
+        // SAFETY: 8 elements.
+        *x = unsafe { _mm512_loadu_pd(start.as_ptr()) };
+    }
     for _ in 0..steps {
         for x in &mut acc {
             *x = _mm512_fmadd_pd(*x, a, b);
@@ -55,8 +70,13 @@ fn burn_avx512(steps: usize) -> usize {
 #[target_feature(enable = "avx2,fma")]
 fn burn_avx2(steps: usize) -> usize {
     use std::arch::x86_64::*;
-    let (a, b) = (_mm256_set1_pd(std::hint::black_box(0.5)), _mm256_set1_pd(std::hint::black_box(1e-3)));
+    let (a, b) = (_mm256_set1_pd(std::hint::black_box(SWING)), _mm256_set1_pd(std::hint::black_box(0.37)));
+    let start = std::hint::black_box(start::<{ 12 * 4 }>());
     let mut acc = [a; 12];
+    for (x, start) in acc.iter_mut().zip(start.as_chunks::<4>().0) {
+        // SAFETY: 4 elements.
+        *x = unsafe { _mm256_loadu_pd(start.as_ptr()) };
+    }
     for _ in 0..steps {
         for x in &mut acc {
             *x = _mm256_fmadd_pd(*x, a, b);
