@@ -87,7 +87,7 @@ pub fn run_if_asked() -> Option<ExitCode> {
     Some(match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            fabric.abort(&e.to_string());
+            fabric.fail(&e);
             ExitCode::from(e.exit_code())
         }
     })
