@@ -62,3 +62,8 @@ pub mod prelude {
     pub use crate::kernels::{c32, c64};
     pub use crate::{Desc, DistMatrix, Error, Grid, Lu, Order, Result, Setup, World};
 }
+
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
