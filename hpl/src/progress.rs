@@ -41,7 +41,7 @@ impl Moment {
 /// Shows the progress of one run. Rank 0 calls [`Progress::work`] once a panel.
 #[derive(Debug)]
 pub struct Progress {
-    begun: Instant,
+    begun: Mutex<Instant>,
     shown: Shown,
 }
 
@@ -70,17 +70,19 @@ impl Progress {
         } else {
             Shown::Lines(Mutex::new(begun))
         };
-        Progress { begun, shown }
+        Progress { begun: Mutex::new(begun), shown }
     }
 
-    /// The clock starts anew: what came before (making the matrix) is no part of the rate.
-    pub fn restart(&mut self) {
-        self.begun = Instant::now();
-    }
-
-    /// `done` of `total` floating-point operations of the run are behind us.
+    /// `done` of `total` floating-point operations of the run are behind us; with 0 the clock starts anew.
     pub fn work(&self, done: f64, total: f64) {
-        let moment = || Moment::new(done, total, self.begun.elapsed());
+        let begun = {
+            let mut begun = self.begun.lock().unwrap_or_else(|e| e.into_inner());
+            if done == 0.0 {
+                *begun = Instant::now(); // the matrix is there, the clock of the rate starts
+            }
+            *begun
+        };
+        let moment = || Moment::new(done, total, begun.elapsed());
         match &self.shown {
             Shown::Nothing => {}
             Shown::Bar(bar) => {

@@ -106,7 +106,7 @@ fn work(world: &World, input: &Input) -> Result<()> {
     let mut told = Instant::now();
     for run in input.runs() {
         let outcome = rank::solve(world, &run, &mut |done, total| {
-            if world.rank() == 0 && told.elapsed() >= EVERY {
+            if world.rank() == 0 && (done == 0.0 || told.elapsed() >= EVERY) {
                 told = Instant::now();
                 let _ = tell(&Note::Progress(done, total)); // a lost one does not matter
             }

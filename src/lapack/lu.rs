@@ -48,7 +48,7 @@ impl Default for LuOpts {
 
 /// Told about progress by every rank, on its own thread.
 pub trait Observer: Send {
-    /// `done` of `total` floating-point operations of the whole factorisation are behind us.
+    /// `done` of `total` floating-point operations of the whole factorisation are behind us; 0 at its start.
     fn progress(&mut self, done: f64, total: f64);
 }
 
@@ -96,6 +96,7 @@ pub fn getrf<T: Scalar>(
     let mut lu = Factorisation::new(kernels, team, view, opts, steps)?;
     let depth = opts.lookahead;
     let total = flops_from(m, n, 0);
+    observer.progress(0.0, total);
     for b in 0..lu.steps.len() + depth {
         let panel = Some(b).filter(|&b| b < lu.steps.len());
         let update = b.checked_sub(depth);
