@@ -11,13 +11,18 @@ use super::pivot::ColumnPivots;
 use crate::comm::AllToAllSmall;
 use crate::error::{Error, Result};
 
-/// How many threads should factor a panel of `jb` columns while the others update `n`: as few as are done
-/// in time, because a panel does not use threads as well as an update does.
-pub(crate) fn threads_for_panel(team: usize, jb: usize, n: usize) -> usize {
+/// How many threads of `team` should factor a panel of m × `jb` while the others update `n` columns (`None`:
+/// nobody updates). As few as are done in time, because a panel, which meets at a barrier every column, does
+/// not use threads as well as an update does.
+pub(crate) fn threads_for_panel(team: usize, m: usize, jb: usize, n: Option<usize>) -> usize {
+    // Elements of a panel that make another thread worth its barriers: a quarter of a megabyte.
+    let most = (m * jb / 32_768).clamp(1, team);
     // Per row: about jb² operations at half the speed of the 2·n·jb of the update.
-    let panel = 2.0 * jb as f64;
-    let update = 2.0 * n as f64;
-    (1..team).find(|&size| panel / size as f64 <= update / (team - size) as f64).unwrap_or(team)
+    let in_time = |size: &usize| match n {
+        Some(n) => jb as f64 / *size as f64 <= n as f64 / (team - size) as f64,
+        None => false,
+    };
+    (1..most).find(in_time).unwrap_or(most)
 }
 
 /// What a panel's factorisation works with, prepared before the team runs.

@@ -220,10 +220,10 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
         let rest = view.local_cols(factored..view.n);
         let bulk = k.map(|k| update(k, rest.clone())).transpose()?;
 
-        let size = match (&columns, &bulk) {
-            (Some(cols), Some(_)) => threads_for_panel(team.len(), cols.len(), rest.len()),
-            _ => team.len(),
-        };
+        let size = columns.as_ref().map_or(1, |cols| {
+            let m = view.local_rows(cols.start..view.m).len();
+            threads_for_panel(team.len(), m, cols.len(), bulk.as_ref().map(|_| rest.len()))
+        });
         let part = SubTeam::first(size);
         // Member 0 alone locks it, as long as the team runs.
         let current = Mutex::new(current);
