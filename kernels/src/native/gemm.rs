@@ -193,6 +193,9 @@ pub(super) fn team<T: Scalar, K: Micro<T>>(
     Product { blocking, alpha, a: rows_of(a), b: columns_of(b), beta, c, k }.run::<K>(pool, team);
 }
 
+/// Bytes of A that are packed at a time, by all members.
+const A_BYTES: usize = 8 << 20;
+
 /// A [`Source`] that members of a team read.
 struct Shared<T>(Source<T>);
 // SAFETY: only read, while the matrix that it points into is borrowed.
@@ -244,9 +247,8 @@ impl<T: Scalar> Product<'_, T> {
     fn run<K: Micro<T>>(&self, pool: &Pool<T>, team: &Team) {
         let (m, n, size) = (self.c.nrows(), self.c.ncols(), size_of::<T>());
         let kc = self.blocking.passes(self.k).next().map_or(1, |(_, kc)| kc);
-        let most = self.blocking.b_bytes / (kc * size);
-        let nb = even(n, most, K::NR);
-        let mb = even(m, most, K::MR);
+        let nb = even(n, self.blocking.b_bytes / (kc * size), K::NR);
+        let mb = even(m, A_BYTES / (kc * size), K::MR);
         let mut mc = self.blocking.mc(kc, K::MR, size);
         if m.div_ceil(mc) < 2 * team.len() {
             mc = even(m, m.div_ceil(2 * team.len()), K::MR).min(mc);

@@ -54,8 +54,11 @@ impl<T: bytemuck::Pod> Drop for Buffer<T> {
 /// Buffers that are kept from call to call: the pages of a new one cost as much as packing into it.
 pub(super) struct Pool<T: bytemuck::Pod>(Mutex<Vec<Buffer<T>>>);
 
-/// Buffers that a pool keeps at most.
-const KEPT: usize = 4;
+/// Buffers that a pool keeps at most: callers beyond, and those with more to pack than usual, pay for
+/// their pages.
+const KEPT: usize = 2;
+/// Bytes of a buffer that is kept.
+const KEPT_BYTES: usize = 32 << 20;
 
 impl<T: bytemuck::Pod> Pool<T> {
     pub(super) fn new() -> Self {
@@ -71,6 +74,9 @@ impl<T: bytemuck::Pod> Pool<T> {
         };
         let mut buffer = kept.unwrap_or_else(|| Buffer::new(len));
         let result = work(&mut buffer);
+        if buffer.len * size_of::<T>() > KEPT_BYTES {
+            return result;
+        }
         let mut free = self.0.lock().unwrap_or_else(|e| e.into_inner());
         if free.len() == KEPT {
             free.remove(0);
