@@ -76,7 +76,7 @@ impl<T: Scalar> Framed<T> {
         let inside = |i: usize| {
             i >= self.offset
                 && (i - self.offset) / self.lld().max(1) < self.n
-                && (i - self.offset) % self.lld() < self.m
+                && (i - self.offset) % self.lld().max(1) < self.m
         };
         (0..self.data.len()).all(|i| inside(i) || self.data[i] == canary)
     }
