@@ -185,7 +185,7 @@ impl Default for Input {
             pmap: Pmap::Row,
             grids: vec![(1, 1)],
             threshold: 16.0,
-            pfacts: vec![Fact::Right],
+            pfacts: vec![Fact::Left],
             nbmins: vec![8],
             ndivs: vec![2],
             rfacts: vec![Fact::Right],
@@ -238,7 +238,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// HPL's encoded variant: `W`, the map, depth, broadcast, RFACT, NDIV, PFACT, NBMIN: `WR11R2R8`.
+    /// HPL's encoded variant: `W`, the map, depth, broadcast, RFACT, NDIV, PFACT, NBMIN: `WR11R2L8`.
     pub fn tv(&self) -> String {
         format!(
             "W{}{}{}{}{}{}{}",

@@ -284,7 +284,7 @@ fn a_bundle_for_a_certificate() {
     assert_eq!(file("hpl.rslts"), folder.read("out"));
     let report = folder.json("j.json");
     let rslts = file("hpl.rslts");
-    let rows: Vec<&str> = rslts.lines().filter(|l| l.starts_with("WR11R2R8 ")).collect();
+    let rows: Vec<&str> = rslts.lines().filter(|l| l.starts_with("WR11R2L8 ")).collect();
     let stamps: Vec<String> = file("hpl.tstamps").lines().map(str::to_string).collect();
     assert_eq!((rows.len(), stamps.len()), (2, 2));
     for i in 0..2 {

@@ -77,6 +77,7 @@ fn a_plain_file_is_read_without_a_word() {
         nbs: vec![64],
         grids: vec![(2, 2)],
         nbmins: vec![4],
+        pfacts: vec![Fact::Right],
         rfacts: vec![Fact::Crout],
         ..Input::default()
     };
