@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fulmen_kernels::{Choice, Element, KernelSet, Kernels, Team};
+use fulmen_kernels::{Choice, Element, KernelSet, Kernels, Team, allowed_cores};
 
 use crate::compute::Compute;
 use crate::error::{Error, Result};
@@ -16,10 +16,13 @@ pub struct Setup {
     pub kernels: Choice,
     /// Threads of each rank; 0: as many as there are cores for it.
     pub threads: usize,
+    /// Whether each thread is kept on a core of its own, if there are enough (Linux only). For a program
+    /// that has the machine to itself.
+    pub bind: bool,
 }
 
 impl Setup {
-    fn compute(&self, ranks_here: usize) -> Result<Compute> {
+    fn compute(&self, rank: usize, ranks_here: usize) -> Result<Compute> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = if self.threads > 0 { self.threads } else { (cores / ranks_here.max(1)).max(1) };
         let kernels = KernelSet::select(&self.kernels).map_err(|problem| Error::Argument {
@@ -28,7 +31,12 @@ impl Setup {
             problem,
             remedy: "use `native`, which is always there".into(),
         })?;
-        let team = Team::new(threads).map_err(|what| Error::Resources {
+        let cores = if self.bind { allowed_cores() } else { Vec::new() };
+        let team = match cores.get(rank * threads..(rank + 1) * threads) {
+            Some(own) if (2..=cores.len()).contains(&(ranks_here * threads)) => Team::bound(own),
+            _ => Team::new(threads),
+        };
+        let team = team.map_err(|what| Error::Resources {
             what,
             remedy: "ask for fewer threads, or raise the limit on processes (`ulimit -u`)".into(),
         })?;
@@ -49,7 +57,8 @@ impl World {
     /// # Errors
     /// When the kernels or threads asked for cannot be had.
     pub fn new(fabric: Arc<dyn Fabric>, ranks_here: usize, setup: &Setup) -> Result<Self> {
-        Ok(World { fabric, compute: Arc::new(setup.compute(ranks_here)?) })
+        let compute = Arc::new(setup.compute(fabric.rank(), ranks_here)?);
+        Ok(World { fabric, compute })
     }
 
     /// A job of `n` ranks that are threads of this process: runs `program` on each and returns what each

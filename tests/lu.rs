@@ -38,7 +38,7 @@ struct Factored<T> {
 }
 
 fn setup(threads: usize) -> Setup {
-    Setup { kernels: "native".parse::<Choice>().unwrap(), threads }
+    Setup { kernels: "native".parse::<Choice>().unwrap(), threads, bind: false }
 }
 
 /// Factors the view of `case` on its grid; everything outside the view must stay as it was.

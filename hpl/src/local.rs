@@ -72,7 +72,7 @@ impl Driver for Local {
 
     fn start(&mut self, settings: &Settings) -> Result<()> {
         let bounds = Bounds { silence: settings.silence, patience: settings.timeout };
-        let setup = Setup { kernels: choice(&settings.kernels)?, threads: settings.threads };
+        let setup = Setup { kernels: choice(&settings.kernels)?, threads: settings.threads, bind: true };
         self.ranks = match settings.fabric {
             Fabric::Mem => Ranks::Threads { count: settings.ranks, setup, bounds },
             Fabric::Shm => start_processes(settings, bounds)?,

@@ -80,6 +80,7 @@ pub fn run_if_asked() -> Option<ExitCode> {
             let setup = Setup {
                 kernels: assignment.kernels.parse().map_err(Error::Internal)?,
                 threads: assignment.threads,
+                bind: true,
             };
             let world = World::new(fabric.clone(), fabric.size(), &setup)?;
             work(&world, &assignment.input)

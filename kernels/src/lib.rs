@@ -7,6 +7,7 @@
 //! Matrices are column-major and are passed as `faer`'s views ([`MatRef`], [`MatMut`]) with unit row
 //! stride; the column stride is BLAS's `lld`.
 
+mod affinity;
 mod blas;
 mod kernels;
 mod native;
@@ -19,6 +20,7 @@ mod selftest;
 mod shared;
 mod team;
 
+pub use affinity::allowed_cores;
 pub use faer::{Mat, MatMut, MatRef};
 pub use kernels::{Description, Diag, Kernels, Op, Side, Tile, Uplo};
 pub use native::{HasNative, Isa, native};
