@@ -81,8 +81,9 @@ impl<'a, T: Scalar> PanelWork<'a, T> {
     /// For `members` members.
     ///
     /// # Safety
-    /// While it lives nobody else touches the panel's columns of `view` from its first row on, nor the packed
-    /// section of `current` before this work has sent it.
+    /// From the first call of [`PanelWork::run`] until it has returned on all members, nobody else touches the
+    /// panel's columns of `view` from its first row on, nor the packed section of `current` before this work has
+    /// sent it. (Before that, earlier panels may still update those columns.)
     pub(crate) unsafe fn new(
         kernels: &'a dyn Kernels<T>,
         members: usize,
@@ -104,7 +105,7 @@ impl<'a, T: Scalar> PanelWork<'a, T> {
             None => return Err(Error::Internal("no panel to factor into".into())),
         };
         // The job takes the panel as a whole, and is done with it when its last barrier is passed.
-        // SAFETY: the caller's promise.
+        // SAFETY: nothing is touched before `run`; from then on by the caller's promise.
         let (whole, parts) =
             unsafe { (view.a.part(rows.clone(), at.clone()), SharedMut::new(view.a.part(rows, at))) };
         let top: MatMut<'a, T> = space.top.as_mut();
