@@ -90,6 +90,15 @@ pub enum Error {
         by: usize,
     },
 
+    /// The ranks of a job do not find or reach each other: found before work starts.
+    #[error("{what}\n    {remedy}")]
+    Unreachable {
+        /// Which ranks, at which addresses.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
+
     /// The job was ended by another rank, which has said why.
     #[error("rank {by} ended the job: {reason}")]
     Aborted {
@@ -153,7 +162,8 @@ impl Error {
         match self {
             Error::Argument { .. } | Error::NonFinite { .. } => 2,
             Error::Resources { .. } | Error::System { .. } | Error::Internal(_) => 3,
-            Error::PeerLost { .. } | Error::Corrupt { .. } | Error::Aborted { .. } => 4,
+            Error::PeerLost { .. } | Error::Corrupt { .. } | Error::Unreachable { .. } => 4,
+            Error::Aborted { .. } => 4,
             Error::Ended { code, .. } => *code,
             Error::Interrupted => 5,
         }

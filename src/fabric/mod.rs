@@ -22,6 +22,7 @@
 
 mod buf;
 pub mod mem;
+pub mod rendezvous;
 mod shared;
 pub mod shm;
 

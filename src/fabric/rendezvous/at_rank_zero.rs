@@ -1,0 +1,348 @@
+//! A rendezvous of processes that know the address of rank 0.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::door::{Door, Refusal, knock, refused};
+use super::handshake::{Hello, Purpose};
+use super::{Rendezvous, Secret};
+use crate::error::{Error, Result};
+
+/// Nobody brings more.
+const MOST: usize = 16 << 20;
+const BROUGHT: u8 = 0;
+const FAILED: u8 = 1;
+
+enum Received {
+    Brought(Vec<u8>),
+    /// There will be no job; why.
+    Failed(String),
+}
+
+/// A star of connections with rank 0 in the middle, which listens.
+pub struct AtRankZero {
+    rank: usize,
+    size: usize,
+    until: Instant,
+    /// Rank 0: everyone, by rank less one. Others: rank 0.
+    links: Vec<TcpStream>,
+}
+
+fn late(ranks: &[usize], place: &str) -> Error {
+    let names: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    let s = if ranks.len() == 1 { "" } else { "s" };
+    Error::Unreachable {
+        what: format!("rank{s} {} did not come to the job's rendezvous at {place} in time", names.join(", ")),
+        remedy: "they were not started, have another secret, or a firewall is between them and rank 0".into(),
+    }
+}
+
+impl AtRankZero {
+    /// Rank 0: waits at `listener` until all others have come, `limit` at most. It counts for every
+    /// [`Rendezvous::all_gather`] too.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] with the ranks that did not come.
+    pub fn host(listener: TcpListener, size: usize, secret: &Secret, limit: Duration) -> Result<Self> {
+        let until = Instant::now() + limit;
+        let place = listener.local_addr().map_or_else(|e| e.to_string(), |a| a.to_string());
+        let mut door = Door::new(vec![listener], secret, Purpose::Rendezvous, 0, size)?;
+        let mut come: Vec<Option<TcpStream>> = Vec::new();
+        come.resize_with(size.saturating_sub(1), || None);
+        while come.iter().any(Option::is_none) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let missing: Vec<usize> = (1..size).filter(|r| come[r - 1].is_none()).collect();
+                let e = late(&missing, &place);
+                let here = AtRankZero { rank: 0, size, until, links: come.into_iter().flatten().collect() };
+                here.tell(&e);
+                return Err(e);
+            }
+            for (hello, stream) in door.serve(left) {
+                // A second one of the same rank: the first gave up, or was not heard.
+                come[hello.from as usize - 1] = Some(stream);
+            }
+        }
+        AtRankZero { rank: 0, size, until, links: come.into_iter().flatten().collect() }.ready()
+    }
+
+    /// Another rank: tries the addresses of rank 0, which need not listen yet, for `limit` at most. It
+    /// counts for every [`Rendezvous::all_gather`] too.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] with what became of each address.
+    pub fn join(
+        addresses: &[SocketAddr],
+        rank: usize,
+        size: usize,
+        secret: &Secret,
+        limit: Duration,
+    ) -> Result<Self> {
+        let until = Instant::now() + limit;
+        let hello =
+            Hello { purpose: Purpose::Rendezvous, from: rank as u32, to: 0, size: size as u32, link: 0 };
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let mut said = Vec::new();
+            let mut strangers = 0;
+            for address in addresses {
+                // One that swallows packets may not keep the others from being tried.
+                let turn = until.min(Instant::now() + Duration::from_secs(3));
+                match knock(*address, secret, &hello, turn) {
+                    Ok(stream) => return AtRankZero { rank, size, until, links: vec![stream] }.ready(),
+                    Err(e) => {
+                        strangers += usize::from(matches!(e, Refusal::Stranger));
+                        said.push(format!("{address}: {e}"));
+                    }
+                }
+            }
+            if Instant::now() + pause >= until || strangers == addresses.len() {
+                return Err(Error::Unreachable {
+                    what: format!("rank {rank} does not reach rank 0 ({})", said.join("; ")),
+                    remedy: "rank 0 was not started or ended, or a firewall is between them".into(),
+                });
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(250));
+        }
+    }
+
+    fn ready(self) -> Result<Self> {
+        for stream in &self.links {
+            stream.set_nodelay(true).map_err(|e| refused("TCP_NODELAY", &e))?;
+        }
+        Ok(self)
+    }
+
+    /// A deadline for the next step of a stream.
+    fn hurry(&self, stream: &TcpStream) -> std::io::Result<()> {
+        let left = self.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        stream.set_read_timeout(Some(left))?;
+        stream.set_write_timeout(Some(left))
+    }
+
+    fn send(&self, mut stream: &TcpStream, kind: u8, bytes: &[u8]) -> std::io::Result<()> {
+        self.hurry(stream)?;
+        let mut head = [kind; 9];
+        head[1..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        stream.write_all(&head)?;
+        stream.write_all(bytes)
+    }
+
+    fn receive(&self, mut stream: &TcpStream) -> std::io::Result<Received> {
+        self.hurry(stream)?;
+        let mut head = [0; 9];
+        stream.read_exact(&mut head)?;
+        let len =
+            u64::from_le_bytes([head[1], head[2], head[3], head[4], head[5], head[6], head[7], head[8]]);
+        let most = if self.rank == 0 { MOST } else { (MOST + 8).saturating_mul(self.size) } as u64;
+        if len > most {
+            return Err(std::io::Error::other(format!("it sends {len} bytes")));
+        }
+        // Grows as bytes come: a length alone allocates nothing.
+        let mut bytes = Vec::new();
+        stream.take(len).read_to_end(&mut bytes)?;
+        match (bytes.len() as u64 == len, head[0]) {
+            (true, BROUGHT) => Ok(Received::Brought(bytes)),
+            (true, FAILED) => Ok(Received::Failed(String::from_utf8_lossy(&bytes).into_owned())),
+            _ => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn gone(&self, peer: usize, why: impl std::fmt::Display) -> Error {
+        Error::Unreachable {
+            what: format!("rank {peer} left the job's rendezvous before rank {}: {why}", self.rank),
+            remedy: "look at what it says".into(),
+        }
+    }
+
+    /// Another rank's part.
+    fn bring(&self, rank_zero: &TcpStream, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let sent = self.send(rank_zero, BROUGHT, mine);
+        // Also when it could not be sent: rank 0 may have said why before it closed the connection.
+        match (self.receive(rank_zero), sent) {
+            (Ok(Received::Failed(what)), _) => {
+                Err(Error::Unreachable { what, remedy: "so said rank 0".into() })
+            }
+            (_, Err(e)) | (Err(e), _) => Err(self.gone(0, e)),
+            (Ok(Received::Brought(all)), Ok(())) => {
+                unpack(&all, self.size).ok_or_else(|| self.gone(0, "what it sends is garbled"))
+            }
+        }
+    }
+
+    /// Rank 0's part.
+    fn collect(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut all = vec![mine.to_vec()];
+        for (peer, stream) in (1..).zip(&self.links) {
+            match self.receive(stream) {
+                Ok(Received::Brought(bytes)) => all.push(bytes),
+                Ok(Received::Failed(why)) => return Err(self.gone(peer, why)),
+                Err(e) => return Err(self.gone(peer, e)),
+            }
+        }
+        let packed = pack(&all);
+        for (peer, stream) in (1..).zip(&self.links) {
+            self.send(stream, BROUGHT, &packed).map_err(|e| self.gone(peer, e))?;
+        }
+        Ok(all)
+    }
+
+    /// Rank 0 tells the others why there is no job.
+    fn tell(&self, error: &Error) {
+        let text = match error {
+            Error::Unreachable { what, .. } => what.clone(),
+            other => other.to_string(),
+        };
+        for stream in &self.links {
+            // Who does not hear it hears that the connection is closed.
+            let _ = self.send(stream, FAILED, text.as_bytes());
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+        // A connection closed with bytes unread is reset, and what was said on it is lost with it.
+        let until = Instant::now() + Duration::from_secs(1);
+        for mut stream in &self.links {
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let mut unread = [0; 4096];
+            while stream.set_read_timeout(Some(left)).is_ok()
+                && stream.read(&mut unread).is_ok_and(|n| n > 0)
+                && Instant::now() < until
+            {}
+        }
+    }
+}
+
+impl Rendezvous for AtRankZero {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        if mine.len() > MOST {
+            return Err(Error::Internal(format!("{} bytes are brought to a rendezvous", mine.len())));
+        }
+        if self.rank > 0 {
+            return self.bring(&self.links[0], mine);
+        }
+        self.collect(mine).inspect_err(|e| self.tell(e))
+    }
+}
+
+fn pack(all: &[Vec<u8>]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    for bytes in all {
+        packed.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+        packed.extend_from_slice(bytes);
+    }
+    packed
+}
+
+fn unpack(mut packed: &[u8], n: usize) -> Option<Vec<Vec<u8>>> {
+    let mut all = Vec::new();
+    for _ in 0..n {
+        let (len, rest) = packed.split_first_chunk::<8>()?;
+        let (bytes, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+        all.push(bytes.to_vec());
+        packed = rest;
+    }
+    packed.is_empty().then_some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    fn listener() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    fn secret(byte: u8) -> Secret {
+        Secret::from_bytes([byte; 32])
+    }
+
+    #[test]
+    fn everyone_gets_everyones_bytes() {
+        let n = 5;
+        let (listener, address) = listener();
+        let mut listener = Some(listener);
+        let brought = |rank: usize, round: usize| vec![rank as u8; rank * 1000 * round];
+        std::thread::scope(|scope| {
+            for rank in 0..n {
+                let listener = if rank == 0 { listener.take() } else { None };
+                scope.spawn(move || {
+                    let mut me = match listener {
+                        Some(listener) => AtRankZero::host(listener, n, &secret(1), LIMIT).unwrap(),
+                        None => AtRankZero::join(&[address], rank, n, &secret(1), LIMIT).unwrap(),
+                    };
+                    assert_eq!((me.rank(), me.size()), (rank, n));
+                    for round in 0..4 {
+                        let all = me.all_gather(&brought(rank, round)).unwrap();
+                        assert_eq!(all, (0..n).map(|r| brought(r, round)).collect::<Vec<_>>());
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn strangers_change_nothing() {
+        let (listener, address) = listener();
+        std::thread::scope(|scope| {
+            let host = scope.spawn(move || AtRankZero::host(listener, 2, &secret(1), LIMIT));
+            // Half-open, silent, garbage, another secret.
+            let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+            for i in 0..100u8 {
+                let mut stream = TcpStream::connect(address).unwrap();
+                // It may be closed while we write: then it was refused.
+                let _ = stream.write_all(&[i; 200]);
+            }
+            let e = AtRankZero::join(&[address], 1, 2, &secret(2), LIMIT).err().unwrap();
+            assert!(e.to_string().contains("not of this job"), "{e}");
+            let mut joined = AtRankZero::join(&[address], 1, 2, &secret(1), LIMIT).unwrap();
+            let mut host = host.join().unwrap().unwrap();
+            let other = scope.spawn(move || joined.all_gather(b"one").unwrap());
+            assert_eq!(host.all_gather(b"zero").unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
+            assert_eq!(other.join().unwrap().len(), 2);
+            drop(silent);
+        });
+    }
+
+    #[test]
+    fn who_does_not_come_is_named_to_all() {
+        let (listener, address) = listener();
+        std::thread::scope(|scope| {
+            let host = scope.spawn(move || {
+                AtRankZero::host(listener, 4, &secret(1), Duration::from_secs(1)).err().unwrap()
+            });
+            let mut two = AtRankZero::join(&[address], 2, 4, &secret(1), LIMIT).unwrap();
+            let e = two.all_gather(b"").unwrap_err();
+            for e in [e, host.join().unwrap()] {
+                assert!(e.to_string().contains("ranks 1, 3 did not come"), "{e}");
+                assert_eq!(e.exit_code(), 4);
+            }
+        });
+        // Nobody listens.
+        let e = AtRankZero::join(&[address], 1, 2, &secret(1), Duration::from_millis(200)).err().unwrap();
+        assert!(e.to_string().contains(&address.to_string()), "{e}");
+    }
+
+    #[test]
+    fn who_goes_is_named() {
+        let (listener, address) = listener();
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(AtRankZero::join(&[address], 1, 2, &secret(1), LIMIT)));
+            let mut host = AtRankZero::host(listener, 2, &secret(1), LIMIT).unwrap();
+            let e = host.all_gather(b"").unwrap_err();
+            assert!(e.to_string().contains("rank 1 left"), "{e}");
+        });
+    }
+}

@@ -1,0 +1,92 @@
+//! How the ranks of a job find and trust each other before they have a fabric.
+//!
+//! [`in_process`] serves threads, [`AtRankZero`] processes that know one address. Both ends of every
+//! connection prove that they know the job's [`Secret`] before a byte of it is used; what travels is
+//! authenticated at connect, not encrypted.
+
+mod at_rank_zero;
+pub(crate) mod door;
+pub(crate) mod handshake;
+mod in_process;
+
+pub use at_rank_zero::AtRankZero;
+pub use in_process::{InProcess, in_process};
+
+use zeroize::Zeroize;
+
+use crate::error::{Error, Result};
+
+/// How the ranks of a job find each other before they have a fabric.
+pub trait Rendezvous: Send {
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks.
+    fn size(&self) -> usize;
+
+    /// Everyone's bytes, by rank; collective, in the same order on every rank; ends by the job's start
+    /// deadline.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] when a rank did not come, or went, with its number.
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>>;
+}
+
+/// 32 random bytes that only the job's processes know. Wiped on drop, and printed by nothing.
+#[derive(Clone)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// A new one, from the system's generator.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the system has no randomness to give.
+    pub fn random() -> Result<Self> {
+        Ok(Secret(random()?))
+    }
+
+    /// The secret that a launcher passed on.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Secret(bytes)
+    }
+
+    /// The bytes, for passing it on: over a pipe, never on a command line, in the environment or a log.
+    pub fn expose(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+/// 32 bytes from the system's generator.
+pub(crate) fn random() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|e| Error::System {
+        what: "no random bytes for the job's secret".into(),
+        os: e.to_string(),
+    })?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_not_printed() {
+        let secret = Secret::from_bytes([0x5A; 32]);
+        assert_eq!(format!("{secret:?} {secret:#?}"), "Secret Secret");
+        assert_eq!(secret.expose(), &[0x5A; 32]);
+        assert_ne!(Secret::random().unwrap().expose(), Secret::random().unwrap().expose());
+    }
+}
