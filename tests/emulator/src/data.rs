@@ -165,8 +165,7 @@ fn recv(wire: &mut Guard<'_>, port: usize, slot: usize, wr: &RecvWr) -> Result<(
     let sge = range(wr.sg_list, wr.num_sge)?;
     let apple = wire.shared.world().profile == Profile::Apple;
     if apple && wire.is_down() && wire.plays(port, u32::MAX, Kind::CrashOnUnplug) {
-        // SAFETY: a fault on purpose: the driver stores into a doorbell that is not mapped any more.
-        unsafe { libc::raise(libc::SIGSEGV) };
+        crash();
     }
     let qp = &wire.port(port).qps[slot];
     let ready = match qp.state {
@@ -215,4 +214,14 @@ fn recv(wire: &mut Guard<'_>, port: usize, slot: usize, wr: &RecvWr) -> Result<(
         wire.flush(port, slot);
     }
     Ok(())
+}
+
+/// A fault on purpose: Apple's driver stores into a doorbell that is not mapped any more.
+fn crash() {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh page that nobody may touch; the store ends the process, as is wanted.
+    unsafe {
+        let doorbell = libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, flags, -1, 0);
+        doorbell.cast::<u32>().write_volatile(1);
+    }
 }

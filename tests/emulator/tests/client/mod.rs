@@ -257,6 +257,16 @@ impl<'a> End<'a> {
         self.open.qp(self.pd, self.cq, kind, 64).unwrap().0
     }
 
+    /// A reliable queue pair that completes only what asks for it.
+    pub fn unsignalled(&self) -> *mut Qp {
+        let mut init: QpInitAttr = zeroed();
+        (init.send_cq, init.recv_cq, init.qp_type) = (self.cq, self.cq, QPT_RC);
+        init.cap =
+            QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        // SAFETY: as above.
+        made(unsafe { (self.open.verbs.create_qp)(self.pd, &mut init) }).unwrap()
+    }
+
     pub fn number(&self) -> u32 {
         // SAFETY: a live queue pair.
         unsafe { (*self.qp).qp_num }
@@ -279,7 +289,9 @@ impl<'a> End<'a> {
 
     pub fn to_rtr(&self, qp: *mut Qp, peer: &Address) -> Result<(), i32> {
         let mut attr: QpAttr = zeroed();
-        (attr.qp_state, attr.path_mtu, attr.dest_qp_num, attr.rq_psn) = (QPS_RTR, MTU_4096, peer.number, 7);
+        (attr.qp_state, attr.path_mtu, attr.dest_qp_num, attr.rq_psn) =
+            (QPS_RTR, self.open.port().active_mtu, peer.number, 7);
+        (attr.min_rnr_timer, attr.max_dest_rd_atomic) = (12, 1);
         (attr.ah_attr.is_global, attr.ah_attr.port_num) = (1, 1);
         (attr.ah_attr.grh.dgid, attr.ah_attr.grh.sgid_index, attr.ah_attr.grh.hop_limit) =
             (peer.gid, peer.gid_index, 1);
@@ -294,6 +306,7 @@ impl<'a> End<'a> {
     pub fn to_rts(&self, qp: *mut Qp) -> Result<(), i32> {
         let mut attr: QpAttr = zeroed();
         (attr.qp_state, attr.sq_psn) = (QPS_RTS, 7);
+        (attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic) = (14, 7, 7, 1);
         let mut mask = QP_STATE | QP_SQ_PSN;
         // SAFETY: a live queue pair.
         if unsafe { (*qp).qp_type } == QPT_RC {
@@ -339,6 +352,14 @@ impl<'a> End<'a> {
         let mut wr: SendWr = zeroed();
         (wr.wr_id, wr.sg_list, wr.num_sge, wr.opcode, wr.send_flags) =
             (id, &mut sge, 1, WR_SEND, SEND_SIGNALED);
+        self.post_on(qp, &mut wr)
+    }
+
+    /// A send of 64 bytes with these flags.
+    pub fn send_flagged(&self, qp: *mut Qp, id: u64, flags: u32) -> Result<(), (i32, bool)> {
+        let mut sge = self.sge(0, 64);
+        let mut wr: SendWr = zeroed();
+        (wr.wr_id, wr.sg_list, wr.num_sge, wr.opcode, wr.send_flags) = (id, &mut sge, 1, WR_SEND, flags);
         self.post_on(qp, &mut wr)
     }
 
@@ -401,7 +422,10 @@ impl<'a> End<'a> {
     pub fn fill(&self, seed: u8) {
         for i in 0..self.bytes {
             // SAFETY: its own pages.
-            unsafe { *self.memory.add(i) = (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed };
+            unsafe {
+                *self.memory.add(i) =
+                    (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8 ^ (i >> 16) as u8) ^ seed
+            };
         }
     }
 
