@@ -147,6 +147,9 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut Dev
     let host = std::env::var("FULMEN_EMU_HOST").ok();
     let mut found: Vec<*mut Device> = Vec::new();
     if let Some(library) = library() {
+        if let Err(e) = library.shared.refresh() {
+            eprintln!("fulmen emulator: the world's new description: {e}");
+        }
         for (i, entry) in library.devices.iter().enumerate() {
             let here = host.as_ref().is_none_or(|h| *h == library.shared.world().devices[i].host);
             if here && !hold(&library.shared, i).plays(i, u32::MAX, Kind::NoDevices) {

@@ -6,8 +6,8 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::counters::Counters;
@@ -168,20 +168,33 @@ struct Lock {
 #[repr(C, align(4096))]
 struct Head {
     ready: u64,
-    made_at: u64,
+    made_at: AtomicU64,
+    /// How often the world was described anew.
+    generation: AtomicU64,
 }
 
 /// For each completion queue: the time from which a look into it is worth while. Read without the lock.
 type Bells = [AtomicU64; CQS];
 
+/// A description and what follows from it.
+struct Described {
+    world: World,
+    /// Of each device; those without one share the last lock.
+    wires: Vec<usize>,
+    /// Indices of the traps that concern each device.
+    traps: Vec<Vec<usize>>,
+}
+
 /// The mapped state and its description.
 pub struct Shared {
     base: *mut u8,
     bytes: usize,
-    world: World,
-    /// Of each device; those without one share the last lock.
-    wires: Vec<usize>,
-    traps: Vec<Vec<usize>>,
+    folder: PathBuf,
+    devices: usize,
+    locks: usize,
+    generation: AtomicU64,
+    /// Older ones stay, for they may be borrowed: a test describes a world some thousand times at most.
+    described: AtomicPtr<Described>,
 }
 
 // SAFETY: the mapping lives as long as the value; what is in it is reached under its lock or through atomics.
@@ -200,18 +213,10 @@ pub fn now() -> u64 {
 impl Shared {
     /// Maps the state of the world described in `dir`; the first process makes it.
     pub fn open(dir: &Path) -> io::Result<Shared> {
-        let world: World = serde_json::from_slice(&std::fs::read(dir.join(DESCRIPTION))?)?;
-        if world.traps.len() > MAX_TRAPS
-            || world.wires.iter().flat_map(|w| &w.devices).any(|d| *d >= world.devices.len())
-        {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("{DESCRIPTION}: too many traps or an unknown device"),
-            ));
-        }
-        let bytes = size_of::<Head>()
-            + locks_bytes(&world)
-            + world.devices.len() * (size_of::<Bells>() + size_of::<Port>());
+        let described = Described::read(dir)?;
+        let (devices, locks) = (described.world.devices.len(), described.world.wires.len() + 1);
+        let bytes =
+            size_of::<Head>() + locks_bytes(locks) + devices * (size_of::<Bells>() + size_of::<Port>());
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join("state"))?;
         let _first = FileLock::of(&file)?;
@@ -232,14 +237,15 @@ impl Shared {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let traps = (world.devices.iter())
-            .map(|d| {
-                let applies = |t: &crate::world::Trap| t.device.as_ref().is_none_or(|name| *name == d.name);
-                (0..world.traps.len()).filter(|i| applies(&world.traps[*i])).collect()
-            })
-            .collect();
-        let wires = (0..world.devices.len()).map(|d| world.wire_of(d).unwrap_or(world.wires.len())).collect();
-        let shared = Shared { base: base.cast(), bytes, world, wires, traps };
+        let shared = Shared {
+            base: base.cast(),
+            bytes,
+            folder: dir.to_owned(),
+            devices,
+            locks,
+            generation: AtomicU64::new(0),
+            described: AtomicPtr::new(Box::into_raw(Box::new(described))),
+        };
         shared.initialise()?;
         Ok(shared)
     }
@@ -250,8 +256,8 @@ impl Shared {
         if head.ready != 0 {
             return Ok(());
         }
-        head.made_at = now();
-        for wire in 0..=self.world.wires.len() {
+        head.made_at.store(now(), Ordering::Relaxed);
+        for wire in 0..self.locks {
             // SAFETY: a mutex attribute that lives here, and a mutex in the mapping that nobody uses yet.
             let failed = unsafe {
                 let mut kind: libc::pthread_mutexattr_t = std::mem::zeroed();
@@ -273,29 +279,77 @@ impl Shared {
         unsafe { self.base.add(size_of::<Head>()).cast::<Lock>().add(wire) }
     }
 
+    fn head(&self) -> &Head {
+        // SAFETY: at the mapping's start; `ready` is not written after `open`, the rest are atomics.
+        unsafe { &*self.base.cast::<Head>() }
+    }
+
     fn bells(&self, port: usize) -> &Bells {
-        assert!(port < self.world.devices.len());
+        assert!(port < self.devices);
         // SAFETY: within the mapping, aligned to a page, atomics only.
-        unsafe { &*self.base.add(size_of::<Head>() + locks_bytes(&self.world)).cast::<Bells>().add(port) }
+        unsafe { &*self.base.add(size_of::<Head>() + locks_bytes(self.locks)).cast::<Bells>().add(port) }
     }
 
     fn port_at(&self, port: usize) -> *mut Port {
-        assert!(port < self.world.devices.len());
-        let before =
-            size_of::<Head>() + locks_bytes(&self.world) + self.world.devices.len() * size_of::<Bells>();
+        assert!(port < self.devices);
+        let before = size_of::<Head>() + locks_bytes(self.locks) + self.devices * size_of::<Bells>();
         // SAFETY: within the mapping by the computation of its size.
         unsafe { self.base.add(before).cast::<Port>().add(port) }
     }
 
+    fn described(&self) -> &Described {
+        // SAFETY: made by `open` or `refresh`, never freed.
+        unsafe { &*self.described.load(Ordering::Acquire) }
+    }
+
     /// The description.
     pub fn world(&self) -> &World {
-        &self.world
+        &self.described().world
+    }
+
+    /// Takes the newest description.
+    pub fn refresh(&self) -> io::Result<()> {
+        let newest = self.head().generation.load(Ordering::Acquire);
+        if self.generation.swap(newest, Ordering::AcqRel) != newest {
+            let described = Box::new(Described::read(&self.folder)?);
+            self.described.store(Box::into_raw(described), Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Describes the world anew: its state is as at the start.
+    pub fn change(&self, world: &World) -> io::Result<()> {
+        let same = world.devices.len() == self.devices
+            && world.wires.iter().map(|w| &w.devices).eq(self.world().wires.iter().map(|w| &w.devices));
+        if !same {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "other devices or wires: install another world",
+            ));
+        }
+        std::fs::write(self.folder.join(DESCRIPTION), serde_json::to_vec_pretty(world)?)?;
+        for port in 0..self.devices {
+            let patience = Duration::from_secs(5);
+            let mut wire =
+                self.lock(port, patience).ok_or_else(|| io::Error::from(io::ErrorKind::TimedOut))?;
+            wire.set_down(false);
+            let p = wire.port(port);
+            p.counters = Counters::default();
+            (p.qps_made, p.sending_until, p.receiving_until) = (0, 0, 0);
+            p.draws = [Draw { seen: 0, played: 0 }; MAX_TRAPS];
+            p.pds.iter_mut().for_each(|x| x.used = 0);
+            p.cqs.iter_mut().for_each(|x| x.used = 0);
+            p.mrs.iter_mut().for_each(|x| x.used = 0);
+            p.qps.iter_mut().for_each(|x| x.used = 0);
+        }
+        self.head().made_at.store(now(), Ordering::Relaxed);
+        self.head().generation.fetch_add(1, Ordering::AcqRel);
+        self.refresh()
     }
 
     /// Nanoseconds since the world was made.
     pub fn age(&self) -> u64 {
-        // SAFETY: written once, before anybody else mapped it.
-        now() - unsafe { (*self.base.cast::<Head>()).made_at }
+        now() - self.head().made_at.load(Ordering::Relaxed)
     }
 
     /// From when on a look into the completion queue is worth while.
@@ -305,7 +359,7 @@ impl Shared {
 
     /// Takes a device's wire; `None` when its holder is stopped for longer than `patience`.
     pub fn lock(&self, port: usize, patience: Duration) -> Option<Guard<'_>> {
-        self.lock_wire(self.wires[port], patience)
+        self.lock_wire(self.described().wires[port], patience)
     }
 
     fn lock_wire(&self, wire: usize, patience: Duration) -> Option<Guard<'_>> {
@@ -339,7 +393,7 @@ impl Shared {
     /// Everything counted so far.
     pub fn counters(&self) -> Counters {
         let mut sum = Counters::default();
-        for port in 0..self.world.devices.len() {
+        for port in 0..self.devices {
             let Some(mut wire) = self.lock(port, Duration::from_secs(5)) else { continue };
             sum.add(&wire.port(port).counters);
         }
@@ -350,7 +404,7 @@ impl Shared {
     pub fn set_cable(&self, wire: usize, up: bool) {
         if let Some(mut guard) = self.lock_wire(wire, Duration::from_secs(5)) {
             guard.set_down(!up);
-            for (port, _) in self.wires.iter().enumerate().filter(|(_, w)| **w == wire) {
+            for (port, _) in self.described().wires.iter().enumerate().filter(|(_, w)| **w == wire) {
                 (0..CQS).for_each(|cq| guard.ring(port, cq as u32));
             }
         }
@@ -358,7 +412,7 @@ impl Shared {
 
     /// Indices of the traps that concern a device.
     pub fn traps_of(&self, port: usize) -> &[usize] {
-        &self.traps[port]
+        &self.described().traps[port]
     }
 }
 
@@ -369,8 +423,28 @@ impl Drop for Shared {
     }
 }
 
-fn locks_bytes(world: &World) -> usize {
-    ((world.wires.len() + 1) * size_of::<Lock>()).next_multiple_of(4096)
+fn locks_bytes(locks: usize) -> usize {
+    (locks * size_of::<Lock>()).next_multiple_of(4096)
+}
+
+impl Described {
+    fn read(folder: &Path) -> io::Result<Described> {
+        let world: World = serde_json::from_slice(&std::fs::read(folder.join(DESCRIPTION))?)?;
+        let stray = world.wires.iter().flat_map(|w| &w.devices).any(|d| *d >= world.devices.len());
+        if world.traps.len() > MAX_TRAPS || stray {
+            let why = format!(
+                "{DESCRIPTION}: more than {MAX_TRAPS} traps, or a wire to a device that is not there"
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        let traps_of = |device: &crate::world::Device| {
+            let applies = |t: &crate::world::Trap| t.device.as_ref().is_none_or(|name| *name == device.name);
+            (0..world.traps.len()).filter(|i| applies(&world.traps[*i])).collect()
+        };
+        let traps = world.devices.iter().map(traps_of).collect();
+        let wires = (0..world.devices.len()).map(|d| world.wire_of(d).unwrap_or(world.wires.len())).collect();
+        Ok(Described { world, wires, traps })
+    }
 }
 
 /// A wire, held.
@@ -383,7 +457,7 @@ pub struct Guard<'a> {
 impl Guard<'_> {
     /// A device on this wire.
     pub fn port(&mut self, port: usize) -> &mut Port {
-        assert_eq!(self.shared.wires[port], self.wire, "device {port} is on another wire");
+        assert_eq!(self.shared.described().wires[port], self.wire, "device {port} is on another wire");
         // SAFETY: the wire's lock is held, so no other thread or process uses the port; valid for any bits.
         unsafe { &mut *self.shared.port_at(port) }
     }
@@ -391,7 +465,7 @@ impl Guard<'_> {
     /// Whether a device without a cable was asked for, or the cable is pulled.
     pub fn is_down(&self) -> bool {
         // SAFETY: the lock is held.
-        self.wire == self.shared.world.wires.len() || unsafe { (*self.lock).down != 0 }
+        self.wire + 1 == self.shared.locks || unsafe { (*self.lock).down != 0 }
     }
 
     pub fn set_down(&mut self, down: bool) {

@@ -369,6 +369,15 @@ impl Installed {
         self.shared.counters()
     }
 
+    /// Describes the world anew, with the same devices and wires: other seed, traps or speed. Its state is as at the start;
+    /// programs take notice when they list the devices. A thousand runs then need one library.
+    ///
+    /// # Errors
+    /// When devices or wires differ, or a process holds a wire for long.
+    pub fn change(&self, world: &World) -> std::io::Result<()> {
+        self.shared.change(world)
+    }
+
     /// Pulls (or plugs in again) the cable of a device.
     ///
     /// # Panics

@@ -166,7 +166,7 @@ fn the_same_in_a_vm() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let this = std::env::current_exe().unwrap();
     let out = Command::new(root.join("ci/rdma-vm"))
-        .args(["--net", "two", "--seconds", "300", "--file"])
+        .args(["--net", "two", "--seconds", "900", "--file"])
         .arg(format!("{}:/usr/bin/nic", this.display()))
         .args(["--", &format!("{REAL}=libibverbs.so.1 nic --test-threads 1")])
         .output()

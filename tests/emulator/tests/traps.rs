@@ -86,13 +86,13 @@ fn a_foreign_message_has_anothers_bytes() {
 #[test]
 fn one_bit_flips_by_the_seed() {
     let mut places = Vec::new();
+    let described =
+        |seed| World::mesh(Profile::Apple, 2).seed(seed).trap(Trap::once_after(Kind::FlippedBit, 1));
+    let world = described(0).install().unwrap();
+    let verbs = load(&world);
     for seed in 0..4 {
-        let world = World::mesh(Profile::Apple, 2)
-            .seed(seed)
-            .trap(Trap::once_after(Kind::FlippedBit, 1))
-            .install()
-            .unwrap();
-        let verbs = load(&world);
+        world.change(&described(seed)).unwrap();
+        assert_eq!(verbs.names().len(), 2);
         let [a, b] = burst(&verbs, 3);
         assert_eq!(b.completions(3).len(), 3);
         let n = 3 * KIB64 as usize;
@@ -102,6 +102,7 @@ fn one_bit_flips_by_the_seed() {
         assert_eq!(wrong[0] / KIB64 as usize, 1);
         places.push(wrong[0]);
     }
+    assert!(world.change(&World::mesh(Profile::Apple, 3)).is_err());
     places.dedup();
     assert!(places.len() > 1, "every seed hit {places:?}");
 }
