@@ -10,6 +10,7 @@ pub mod abi;
 mod connect;
 mod counters;
 mod data;
+mod link;
 mod memory;
 mod nic;
 mod objects;

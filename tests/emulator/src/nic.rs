@@ -150,7 +150,7 @@ impl Guard<'_> {
                         }
                     }
                 }
-                self.schedule(port, peer.map(|(p, _)| p), &mut send);
+                self.schedule(port, q, peer.map(|(p, _)| p), &mut send);
             }
             let qp = &mut self.port(port).qps[q];
             *at_mut(&mut qp.sends, position) = send;
@@ -161,31 +161,12 @@ impl Guard<'_> {
     /// The next posted receive of a queue pair is a message's.
     fn take_receive(&mut self, port: usize, q: usize, send: &mut Send, keep: impl Fn(&mut Send, u64)) {
         let qp = &mut self.port(port).qps[q];
-        send.posted = send.posted.max(at(&qp.recvs, qp.recv_matched).posted);
+        let posted = at(&qp.recvs, qp.recv_matched).posted;
         qp.recv_matched += 1;
         keep(send, qp.recv_matched);
-    }
-
-    /// When the last frame leaves and arrives: one message after the other on each device's wire.
-    fn schedule(&mut self, port: usize, peer: Option<usize>, send: &mut Send) {
-        let world = self.shared.world();
-        let Some(wire) = world.wires.iter().find(|w| w.devices.contains(&port)) else { return };
-        let link = if wire.devices[0] == port { wire.link } else { wire.back.unwrap_or(wire.link) };
-        let data =
-            if link.bytes_per_second > 0.0 { send.len as f64 / link.bytes_per_second * 1e9 } else { 0.0 };
-        let takes = ((data + frames(send.len) as f64 * link.frame_ns) * world.time_scale) as u64;
-        let latency = (link.latency_ns * world.time_scale) as u64;
-        if takes + latency == 0 {
-            return;
-        }
-        let into = peer.map_or(0, |p| self.port(p).receiving_until);
-        let start = send.posted.max(self.port(port).sending_until).max(into);
-        send.sent_at = start + takes;
-        send.arrives_at = send.sent_at + latency;
-        self.port(port).sending_until = send.sent_at;
-        if let Some(p) = peer {
-            self.port(p).receiving_until = send.sent_at;
-        }
+        // Apple's senders wait for credits, and those travel too.
+        let credit = if self.apple() { posted + self.link_from(port).1 } else { 0 };
+        send.posted = send.posted.max(credit);
     }
 
     /// Carries and completes what is due of a queue pair's sends.

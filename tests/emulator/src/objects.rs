@@ -264,7 +264,7 @@ impl Guard<'_> {
         let done = |i: &u64| qp.recvs[at(*i)].done != 0 && qp.recvs[at(*i)].hidden == 0;
         let recvs = (qp.recv_polled..qp.recv_matched).filter(done).count() as u32;
         let (send_cq, recv_cq) = (qp.send_cq, qp.recv_cq);
-        (qp.send_frames, qp.recv_frames, qp.dead_over, qp.last_len) = (0, 0, 0, 0);
+        (qp.send_frames, qp.recv_frames, qp.dead_over, qp.last_len, qp.sending_until) = (0, 0, 0, 0, 0);
         (qp.send_tail, qp.send_matched, qp.send_sent, qp.send_arrived, qp.send_polled) = (0, 0, 0, 0, 0);
         (qp.recv_tail, qp.recv_matched, qp.recv_polled) = (0, 0, 0);
         for (cq, n) in [(send_cq, sends), (recv_cq, recvs)] {

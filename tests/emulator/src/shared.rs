@@ -90,6 +90,7 @@ pub struct Qp {
     pub recv_frames: u32,
     /// Messages longer than `dead_over - 1` vanish; 0: none do.
     pub dead_over: u64,
+    pub sending_until: u64,
     pub last_addr: u64,
     pub last_len: u32,
     pub last_lkey: u32,
