@@ -25,6 +25,7 @@ pub mod mem;
 pub mod rendezvous;
 mod shared;
 pub mod shm;
+pub mod tcp;
 
 pub use buf::{Buf, Memory};
 
@@ -116,6 +117,11 @@ pub trait Fabric: Send + Sync {
 
     /// Host name of a rank.
     fn host(&self, rank: usize) -> String;
+
+    /// How a rank is reached, for messages and reports: `shm`, `tcp over en5 (10.0.0.1 to 10.0.0.2)`, …
+    fn link(&self, _rank: usize) -> String {
+        self.name().into()
+    }
 
     /// Zeroed, page-aligned, registered memory. Lives until its last handle is dropped.
     ///

@@ -510,6 +510,7 @@ fn too_long(fabric: &dyn Fabric) -> Result<()> {
         barrier(fabric, Lane::CONTROL)?;
         buf.put(fabric, Lane::BULK, 1, 0..3)?;
         buf.flush(fabric)?;
+        barrier(fabric, Lane::CONTROL)?; // a source may be free before the target looks
     }
     Ok(())
 }
@@ -524,6 +525,7 @@ fn too_long_armed_late(fabric: &dyn Fabric) -> Result<()> {
         buf.put(fabric, Lane::BULK, 1, 0..3)?;
         barrier(fabric, Lane::CONTROL)?;
         buf.flush(fabric)?;
+        barrier(fabric, Lane::CONTROL)?;
     }
     Ok(())
 }

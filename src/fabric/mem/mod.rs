@@ -5,7 +5,7 @@
 mod faults;
 mod faulty;
 mod net;
-mod pages;
+pub(crate) mod pages;
 
 pub use faults::{Faults, Kill};
 

@@ -1,0 +1,454 @@
+//! One rank's end: the contract of [`Fabric`] over [`Engine`], and the thread that moves bytes while the rank
+//! computes.
+
+use std::io::{Read, Write};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::engine::Engine;
+use super::frame::EAGER;
+use super::region::Region;
+use crate::error::{Error, Loss, Result};
+use crate::fabric::mem::pages::Pages;
+use crate::fabric::rendezvous::door::{poll, refused};
+use crate::fabric::shared::area::Failure;
+use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket};
+
+/// A wait spins so long before it sleeps, where each rank has a core.
+const SPIN: Duration = Duration::from_micros(60);
+/// The progress thread leaves a rank alone that was here so recently.
+const RECENT: Duration = Duration::from_millis(1);
+const LONGEST_REST: Duration = Duration::from_millis(8);
+/// So many small arms wait for company before their source is told; its window is larger.
+const UNTOLD: usize = 16;
+/// After a failure: for everyone to hear of it.
+const LINGER: Duration = Duration::from_secs(1);
+
+struct Shared {
+    engine: Mutex<Engine>,
+    /// Calls of the rank: while they change, it moves its bytes itself.
+    calls: AtomicU64,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The progress thread.
+    fn progress(&self, wake: &UnixStream) {
+        let (mut calls, mut rest) = (0, RECENT);
+        loop {
+            let mut engine = self.lock();
+            if engine.stop {
+                return;
+            }
+            let now = self.calls.load(Ordering::Relaxed);
+            if engine.taken || now != calls {
+                // The rank is here. `taken` means that it sleeps on the sockets itself, if at all: nothing
+                // may be read behind its back.
+                rest = if engine.taken && now == calls { (2 * rest).min(LONGEST_REST) } else { RECENT };
+                calls = now;
+                if !engine.taken {
+                    engine.tick();
+                }
+                drop(engine);
+                std::thread::park_timeout(rest);
+                continue;
+            }
+            rest = RECENT;
+            let due = engine.tick();
+            engine.flush();
+            let mut fds = engine.fds();
+            let links = fds.len();
+            fds.push(libc::pollfd { fd: wake.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+            engine.polling = true;
+            drop(engine);
+            poll(&mut fds, due);
+            let mut engine = self.lock();
+            engine.polling = false;
+            if fds[links].revents != 0 {
+                // Whatever was written there says the same.
+                let _ = (&*wake).read(&mut [0; 64]);
+            }
+            if !engine.taken {
+                engine.serve_ready(&fds[..links]);
+            }
+        }
+    }
+}
+
+/// One rank of a job whose ranks reach each other over TCP.
+pub struct Endpoint {
+    rank: usize,
+    size: usize,
+    shared: Arc<Shared>,
+    bounds: Bounds,
+    /// More ranks than cores here.
+    crowded: bool,
+    wake: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Endpoint {
+    /// Starts the progress thread.
+    ///
+    /// # Errors
+    /// [`Error::Resources`] when there is none to be had.
+    pub fn start(rank: usize, engine: Engine, bounds: Bounds, crowded: bool) -> Result<Self> {
+        let size = engine.job.size();
+        let shared = Arc::new(Shared { engine: Mutex::new(engine), calls: AtomicU64::new(1) });
+        let pair = UnixStream::pair().and_then(|(a, b)| {
+            a.set_nonblocking(true)?;
+            b.set_nonblocking(true)?;
+            Ok((a, b))
+        });
+        let (wake, woken) = pair.map_err(|e| refused("a pair of sockets", &e))?;
+        let thread = (size > 1).then(|| {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new()
+                .name("fulmen-tcp".into())
+                .spawn(move || shared.progress(&woken))
+                .map_err(|e| Error::Resources {
+                    what: format!("no thread for the connections of rank {rank}: {e}"),
+                    remedy: "use fewer threads, or raise the limit (ulimit -u)".into(),
+                })
+        });
+        Ok(Endpoint { rank, size, shared, bounds, crowded, wake, thread: thread.transpose()? })
+    }
+
+    /// The engine, for an operation of the rank.
+    fn enter(&self) -> MutexGuard<'_, Engine> {
+        self.shared.calls.fetch_add(1, Ordering::Relaxed);
+        self.shared.lock()
+    }
+
+    /// For tests that break something.
+    #[cfg(test)]
+    pub fn engine(&self) -> MutexGuard<'_, Engine> {
+        self.shared.lock()
+    }
+
+    fn check(engine: &Engine) -> Result<()> {
+        engine.job.ended().map_or(Ok(()), |e| Err(e.clone()))
+    }
+
+    /// A broken rule ends the job.
+    fn broken(engine: &mut Engine, what: String) -> Error {
+        let error = engine.job.fail(Error::Internal(what));
+        engine.serve_all();
+        error
+    }
+
+    fn check_peer(&self, engine: &mut Engine, peer: usize, lane: Lane) -> Result<()> {
+        let (rank, size) = (self.rank, self.size);
+        if peer >= size || peer == rank || lane.0 as usize >= Lane::COUNT {
+            let what = format!("rank {rank} of {size} names rank {peer} on lane {} as its peer", lane.0);
+            return Err(Self::broken(engine, what));
+        }
+        Self::check(engine)
+    }
+
+    fn check_wait(&self, engine: &mut Engine, lane: Lane, from: usize, arm: u64) -> Result<()> {
+        self.check_peer(engine, from, lane)?;
+        let (waited, armed) = engine.job.position(lane, from);
+        if arm == waited && arm < armed {
+            return Ok(());
+        }
+        let what = format!(
+            "rank {} waits for arm {arm} of rank {from} on the {lane} lane, but {armed} were armed and {waited} \
+             waited for",
+            self.rank
+        );
+        Err(Self::broken(engine, what))
+    }
+
+    fn region(engine: &mut Engine, memory: &Arc<Memory>, range: &Range<usize>) -> Result<Region> {
+        Region::new(memory, range).ok_or_else(|| {
+            Self::broken(engine, format!("bytes {range:?} of {} were armed or put", memory.len()))
+        })
+    }
+
+    /// The progress thread has to know that something waits to be written.
+    fn leave_to_thread(&self, engine: &Engine, peer: usize) {
+        if engine.polling && engine.is_blocked(peer) {
+            // It is full: then it wakes anyway.
+            let _ = (&self.wake).write(&[1]);
+        }
+    }
+
+    /// Moves bytes until `ready` says so. `each` is asked in between whether it has to end otherwise.
+    fn move_until(
+        &self,
+        peer: Option<usize>,
+        mut ready: impl FnMut(&mut Engine) -> Option<Result<()>>,
+        mut late: impl FnMut(&mut Engine, Duration) -> Option<Error>,
+    ) -> Result<()> {
+        let began = Instant::now();
+        let mut round = 0u32;
+        let spin = if self.crowded { SPIN / 8 } else { SPIN };
+        loop {
+            let mut engine = self.enter();
+            engine.taken = true;
+            match peer {
+                Some(peer) => engine.serve(peer),
+                None => engine.serve_all(),
+            }
+            if let Some(end) = ready(&mut engine) {
+                engine.taken = false;
+                return end;
+            }
+            round += 1;
+            let waited = began.elapsed();
+            if waited < spin {
+                if round.is_multiple_of(16) {
+                    engine.serve_all();
+                }
+                drop(engine);
+                if self.crowded {
+                    std::thread::yield_now()
+                } else {
+                    std::hint::spin_loop()
+                }
+                continue;
+            }
+            engine.flush();
+            let due = engine.tick();
+            if let Some(end) = ready(&mut engine) {
+                engine.taken = false;
+                return end;
+            }
+            if let Some(error) = late(&mut engine, waited) {
+                engine.serve_all();
+                engine.taken = false;
+                return Err(error);
+            }
+            let mut fds = engine.fds();
+            drop(engine);
+            poll(&mut fds, due);
+            self.shared.lock().serve_ready(&fds);
+        }
+    }
+
+    /// Waits for `peer` to make `ready` come true.
+    fn block(
+        &self,
+        (peer, lane, number): (usize, Lane, u64),
+        mut ready: impl FnMut(&mut Engine) -> bool,
+    ) -> Result<()> {
+        self.shared.lock().job.set_waiting(Some((peer, lane, number)));
+        let end = self.move_until(
+            Some(peer),
+            |engine| if ready(engine) { Some(Ok(())) } else { engine.job.ended().map(|e| Err(e.clone())) },
+            |engine, waited| {
+                let left = engine.job.is_left(peer);
+                let loss = if left { Loss::Gone } else { Loss::Slow };
+                (left || waited > self.bounds.patience).then(|| engine.job.lose(peer, loss, waited))
+            },
+        );
+        self.shared.lock().job.set_waiting(None);
+        end
+    }
+
+    /// Leaves the job, once what is queued here is on its way.
+    fn leave(&self) -> Result<()> {
+        self.move_until(
+            None,
+            |engine| match engine.job.ended() {
+                Some(e) => Some(Err(e.clone())),
+                None => engine.is_drained().then_some(Ok(())),
+            },
+            |engine, waited| {
+                (waited > self.bounds.patience).then(|| {
+                    let waited = waited.as_secs_f64();
+                    engine.job.fail(Error::Internal(format!(
+                        "puts that no rank has armed ranges for were left after {waited:.1} s"
+                    )))
+                })
+            },
+        )?;
+        {
+            let mut engine = self.enter();
+            engine.job.leave();
+            (0..self.size).for_each(|peer| engine.push(peer));
+        }
+        self.move_until(
+            None,
+            |engine| match engine.job.ended() {
+                Some(e) => Some(Err(e.clone())),
+                None => engine.is_parted().then_some(Ok(())),
+            },
+            |_, _| None, // who does not answer is silent, and then the job has ended
+        )
+    }
+
+    /// After a failure: until everyone has heard of it, for a while.
+    fn linger(&self) {
+        let until = Instant::now() + LINGER;
+        loop {
+            let mut engine = self.enter();
+            engine.taken = true;
+            engine.serve_all();
+            if engine.is_closed() || Instant::now() >= until {
+                engine.taken = false;
+                return;
+            }
+            let mut fds = engine.fds();
+            drop(engine);
+            poll(&mut fds, Duration::from_millis(20));
+        }
+    }
+}
+
+impl Fabric for Endpoint {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn host(&self, rank: usize) -> String {
+        self.shared.lock().job.host(rank).into()
+    }
+
+    fn link(&self, rank: usize) -> String {
+        self.shared.lock().job.link(rank).into()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Arc<Memory>> {
+        let pages = Pages::new(bytes)?;
+        let at = pages.as_ptr();
+        // SAFETY: zeroed pages of at least `bytes` that live as long as the owner and are known only here.
+        Ok(Arc::new(unsafe { Memory::new(at, bytes, Box::new(pages)) }))
+    }
+
+    fn arm(&self, lane: Lane, from: usize, memory: &Arc<Memory>, range: Range<usize>) -> Result<u64> {
+        let mut engine = self.enter();
+        self.check_peer(&mut engine, from, lane)?;
+        let region = Self::region(&mut engine, memory, &range)?;
+        let number = engine.job.arm(lane, from, region).inspect_err(|_| engine.serve_all())?;
+        // A put that needs no credit can wait for its credit.
+        if range.len() > EAGER || engine.job.untold(from) >= UNTOLD {
+            engine.push(from);
+            self.leave_to_thread(&engine, from);
+        }
+        Ok(number)
+    }
+
+    fn put(&self, lane: Lane, to: usize, memory: &Arc<Memory>, range: Range<usize>) -> Result<Ticket> {
+        let mut engine = self.enter();
+        self.check_peer(&mut engine, to, lane)?;
+        let region = Self::region(&mut engine, memory, &range)?;
+        let seq = engine.job.put(lane, to, region);
+        engine.push(to);
+        Self::check(&engine)?;
+        self.leave_to_thread(&engine, to);
+        Ok(Ticket { to, lane, seq })
+    }
+
+    fn try_wait(&self, lane: Lane, from: usize, arm: u64) -> Result<Option<usize>> {
+        let mut engine = self.enter();
+        self.check_wait(&mut engine, lane, from, arm)?;
+        engine.serve(from);
+        let filled = engine.job.filled(lane, from);
+        if filled.is_some() {
+            engine.job.take(lane, from);
+            return Ok(filled);
+        }
+        engine.flush();
+        Self::check(&engine)?;
+        self.leave_to_thread(&engine, from);
+        Ok(None)
+    }
+
+    fn wait(&self, lane: Lane, from: usize, arm: u64) -> Result<usize> {
+        let mut engine = self.enter();
+        self.check_wait(&mut engine, lane, from, arm)?;
+        if engine.job.filled(lane, from).is_none() {
+            drop(engine);
+            self.block((from, lane, arm), |engine| engine.job.filled(lane, from).is_some())?;
+            engine = self.enter();
+        }
+        let filled = engine.job.filled(lane, from).unwrap_or_default();
+        engine.job.take(lane, from);
+        Ok(filled)
+    }
+
+    fn is_done(&self, ticket: Ticket) -> Result<bool> {
+        let Ticket { to, lane, seq } = ticket;
+        let mut engine = self.enter();
+        self.check_peer(&mut engine, to, lane)?;
+        match engine.job.is_done(lane, to, seq) {
+            Some(true) => return Ok(true),
+            Some(false) => {}
+            None => {
+                return Err(Self::broken(&mut engine, format!("put {seq} to rank {to} has not been made")));
+            }
+        }
+        engine.serve(to);
+        Self::check(&engine)?;
+        self.leave_to_thread(&engine, to);
+        Ok(engine.job.is_done(lane, to, seq) == Some(true))
+    }
+
+    fn flush(&self, ticket: Ticket) -> Result<()> {
+        let Ticket { to, lane, seq } = ticket;
+        if self.is_done(ticket)? {
+            return Ok(());
+        }
+        self.block((to, lane, seq), |engine| engine.job.is_done(lane, to, seq) == Some(true))
+    }
+
+    fn poll(&self) -> Result<()> {
+        let mut engine = self.enter();
+        engine.serve_all();
+        Self::check(&engine)
+    }
+
+    fn set_activity(&self, what: &str) {
+        self.shared.lock().job.set_activity(what);
+    }
+
+    fn abort(&self, reason: &str) {
+        let mut engine = self.enter();
+        engine.job.abort(&Failure::Aborted { by: self.rank, reason: reason.into(), code: 4 });
+        engine.tell();
+    }
+
+    fn fail(&self, error: &Error) {
+        let mut engine = self.enter();
+        engine.job.fail(error.clone());
+        engine.tell();
+    }
+}
+
+impl Drop for Endpoint {
+    /// The rank leaves, when what it has put is on its way. One that panics ends the job.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.fail(&Error::Internal(format!("rank {} panicked", self.rank)));
+        }
+        // What goes wrong here is told to the others; nobody is left to tell on this side.
+        if self.leave().is_err() {
+            self.linger();
+        }
+        self.shared.lock().stop = true;
+        let _ = (&self.wake).write(&[1]);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It has nothing to return, and does not panic.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The connections of a rank, and what moves on them without waiting.
+
+use std::io::{ErrorKind, Read};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use super::job::Job;
+use super::rx::Rx;
+use super::socket;
+use super::tx::Tx;
+use crate::error::Loss;
+use crate::fabric::Bounds;
+use crate::fabric::rendezvous::door::poll;
+
+/// Bytes that one connection moves before it is another's turn.
+const TURN: usize = 1 << 20;
+
+/// A connection to another rank.
+pub struct Link {
+    socket: TcpStream,
+    peer: usize,
+    /// Which of several to the same rank.
+    connection: usize,
+    rx: Rx,
+    tx: Tx,
+    heard: Instant,
+    said: Instant,
+    /// There is more to write than the system took.
+    blocked: bool,
+    /// What comes is not looked at any more: it made no sense.
+    deaf: bool,
+    /// Nothing more will be written.
+    shut: bool,
+    closed: bool,
+}
+
+impl Link {
+    pub fn new(socket: TcpStream, peer: usize, connection: usize) -> Self {
+        let now = Instant::now();
+        let (rx, tx) = (Rx::new(), Tx::default());
+        let (blocked, deaf, shut, closed) = (false, false, false, false);
+        Link { socket, peer, connection, rx, tx, heard: now, said: now, blocked, deaf, shut, closed }
+    }
+}
+
+/// What the rank's own thread and its progress thread take turns with.
+pub struct Engine {
+    pub job: Job,
+    links: Vec<Link>,
+    /// The links to each rank.
+    of: Vec<Vec<usize>>,
+    bounds: Bounds,
+    looked: Instant,
+    /// The failure has been passed on.
+    told: bool,
+    /// The rank's own thread waits here and moves what there is to move.
+    pub taken: bool,
+    /// The progress thread sleeps on the sockets.
+    pub polling: bool,
+    pub stop: bool,
+}
+
+impl Engine {
+    pub fn new(job: Job, links: Vec<Link>, bounds: Bounds) -> Self {
+        let mut of = vec![Vec::new(); job.size()];
+        links.iter().enumerate().for_each(|(at, link)| of[link.peer].push(at));
+        let (looked, told, taken, polling, stop) = (Instant::now(), false, false, false, false);
+        Engine { job, links, of, bounds, looked, told, taken, polling, stop }
+    }
+
+    /// Writes what may go on a connection.
+    fn send(&mut self, at: usize) {
+        let Engine { job, links, .. } = self;
+        let link = &mut links[at];
+        let mut turn = TURN;
+        while !link.closed && !link.shut {
+            while link.tx.has_room()
+                && let Some(frame) = job.next(link.peer, link.connection)
+            {
+                link.tx.push(frame);
+            }
+            link.blocked = !link.tx.is_empty();
+            if !link.blocked || turn == 0 {
+                break;
+            }
+            let mut vecs = Tx::no_bytes();
+            let n = link.tx.bytes(&mut vecs);
+            // SAFETY: what `Tx` holds: frames of its own, and ranges being put, which do not change.
+            match unsafe { socket::send(&link.socket, &mut vecs[..n]) } {
+                Ok(n) => {
+                    link.said = Instant::now();
+                    link.tx.wrote(n, |to, lane, number| job.written(to, lane, number));
+                    turn = turn.saturating_sub(n);
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => {
+                    // What the peer said before it went is still to be read.
+                    link.shut = true;
+                    link.blocked = false;
+                }
+            }
+        }
+        self.tell();
+    }
+
+    /// Passes on that the job has failed, if it has.
+    pub fn tell(&mut self) {
+        if self.told || self.job.ended().is_none() {
+            return;
+        }
+        self.told = true;
+        for at in 0..self.links.len() {
+            self.send(at);
+            let link = &mut self.links[at];
+            if !link.closed && !link.shut && link.tx.is_empty() {
+                Self::shut(link);
+            }
+        }
+    }
+
+    fn shut(link: &mut Link) {
+        link.shut = true;
+        // A connection that is gone need not be shut.
+        let _ = link.socket.shutdown(Shutdown::Write);
+    }
+
+    /// Reads what has come on a connection.
+    fn receive(&mut self, at: usize) {
+        let Engine { job, links, .. } = self;
+        let link = &mut links[at];
+        let mut turn = TURN;
+        while !link.closed && turn > 0 {
+            if link.deaf {
+                Self::discard(link);
+                break;
+            }
+            let room = link.rx.room();
+            let vecs = if room[1].iov_len > 0 { &room[..] } else { &room[..1] };
+            let asked: usize = vecs.iter().map(|v| v.iov_len).sum();
+            // SAFETY: what `Rx` gives: memory of its own, and an armed range, which is the transport's alone.
+            match unsafe { socket::receive(&link.socket, vecs) } {
+                Ok(0) => link.closed = true,
+                Ok(n) => {
+                    link.heard = Instant::now();
+                    turn = turn.saturating_sub(n);
+                    if let Err(wrong) = link.rx.received(n, &mut job.arrivals(link.peer)) {
+                        link.deaf = true;
+                        job.wrong(link.peer, wrong);
+                    } else if n < asked {
+                        break;
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => link.closed = true,
+            }
+        }
+        if link.closed {
+            link.blocked = false;
+            Self::shut(link);
+            if !job.may_go(link.peer) {
+                job.gone(link.peer);
+            }
+        }
+        self.tell();
+    }
+
+    fn discard(link: &mut Link) {
+        let mut unread = [0; 4096];
+        loop {
+            match link.socket.read(&mut unread) {
+                Ok(0) => break link.closed = true,
+                Ok(_) => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(_) => break link.closed = true,
+            }
+        }
+    }
+
+    /// Writes what may go to `peer`.
+    pub fn push(&mut self, peer: usize) {
+        for turn in 0..self.of[peer].len() {
+            self.send(self.of[peer][turn]);
+        }
+    }
+
+    /// Moves what there is to move between this rank and `peer`.
+    pub fn serve(&mut self, peer: usize) {
+        for turn in 0..self.of[peer].len() {
+            self.receive(self.of[peer][turn]);
+        }
+        self.push(peer);
+    }
+
+    /// Whether something for `peer` waits until it can be written.
+    pub fn is_blocked(&self, peer: usize) -> bool {
+        self.of[peer].iter().any(|at| self.links[*at].blocked)
+    }
+
+    /// Writes what is left over.
+    pub fn flush(&mut self) {
+        self.tell();
+        for at in 0..self.links.len() {
+            let Link { peer, connection, blocked, .. } = self.links[at];
+            if blocked || connection == 0 && self.job.untold(peer) > 0 {
+                self.send(at);
+            }
+        }
+        if self.told {
+            for link in self.links.iter_mut().filter(|l| !l.shut && l.tx.is_empty()) {
+                Self::shut(link);
+            }
+        }
+    }
+
+    /// What to sleep on.
+    pub fn fds(&self) -> Vec<libc::pollfd> {
+        let fd = |link: &Link| libc::pollfd {
+            fd: if link.closed { -1 } else { link.socket.as_raw_fd() },
+            events: libc::POLLIN | if link.blocked { libc::POLLOUT } else { 0 },
+            revents: 0,
+        };
+        self.links.iter().map(fd).collect()
+    }
+
+    /// Moves what can be moved on the connections that are ready.
+    pub fn serve_ready(&mut self, fds: &[libc::pollfd]) {
+        for at in 0..self.links.len() {
+            let ready = fds[at].revents;
+            if ready & !libc::POLLOUT != 0 {
+                self.receive(at);
+                // A credit may have come, which any connection to this peer may use.
+                self.push(self.links[at].peer);
+            } else if ready != 0 {
+                self.send(at);
+            }
+        }
+        self.flush();
+    }
+
+    /// Moves what can be moved now.
+    pub fn serve_all(&mut self) {
+        let mut fds = self.fds();
+        poll(&mut fds, Duration::ZERO);
+        self.serve_ready(&fds);
+    }
+
+    /// Shows that this rank lives, and looks who else does. Returns when to come back.
+    pub fn tick(&mut self) -> Duration {
+        let now = Instant::now();
+        let beat = (self.bounds.silence / 8).clamp(Duration::from_millis(5), Duration::from_millis(500));
+        // Whoever was stopped himself cannot say who was silent meanwhile.
+        if now.saturating_duration_since(self.looked) >= self.bounds.silence / 2 {
+            self.links.iter_mut().for_each(|link| link.heard = now);
+        }
+        self.looked = now;
+        for at in 0..self.links.len() {
+            let Link { peer, connection, closed, shut, said, heard, .. } = self.links[at];
+            if closed || self.told {
+                continue;
+            }
+            if !shut && self.links[at].tx.is_empty() && now.saturating_duration_since(said) >= beat {
+                self.job.beat(peer, connection);
+                self.send(at);
+            }
+            let silence = now.saturating_duration_since(heard);
+            if silence > self.bounds.silence && !self.job.may_go(peer) {
+                self.job.lose(peer, Loss::Silent, silence);
+                self.tell();
+            }
+        }
+        beat / 2
+    }
+
+    /// Whether everything put has been written, but to those who have left.
+    pub fn is_drained(&mut self) -> bool {
+        self.job.is_drained()
+    }
+
+    /// Whether everyone has heard that this rank leaves, and whatever this one had to say was written.
+    pub fn is_parted(&self) -> bool {
+        self.links.iter().all(|link| {
+            link.closed || self.job.has_farewell(link.peer) && link.tx.is_empty() && !link.blocked
+        })
+    }
+
+    /// Whether all connections have ended.
+    pub fn is_closed(&self) -> bool {
+        self.links.iter().all(|link| link.closed)
+    }
+
+    /// Breaks the connections to a rank, for tests.
+    #[cfg(test)]
+    pub fn cut(&self, peer: usize) {
+        for at in &self.of[peer] {
+            let _ = self.links[*at].socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Writes what makes no sense to a rank, for tests: where it lands among the frames is chance.
+    #[cfg(test)]
+    pub fn scribble(&self, peer: usize) {
+        let mut garbage = [0x5A; 1000];
+        let mut rest = &mut garbage[..];
+        while !rest.is_empty() {
+            let vec = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+            // SAFETY: the rest of the garbage.
+            match unsafe { socket::send(&self.links[self.of[peer][0]].socket, &mut [vec]) } {
+                Ok(n) => rest = &mut rest[n..],
+                Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+                Err(e) => panic!("{e}"),
+            }
+        }
+    }
+}

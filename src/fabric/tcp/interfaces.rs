@@ -1,0 +1,301 @@
+//! Which of this host's addresses carry the job's data.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::fabric::rendezvous::door::refused;
+
+/// Interfaces that lead out of the cluster, or nowhere, though they look like a network: VPNs, containers,
+/// virtual machines, phones.
+const TUNNELS: [&str; 24] = [
+    "utun",
+    "tun",
+    "tap",
+    "ipsec",
+    "ppp",
+    "wg",
+    "tailscale",
+    "zt",
+    "gif",
+    "stf",
+    "docker",
+    "podman",
+    "virbr",
+    "vmnet",
+    "vboxnet",
+    "lxc",
+    "lxd",
+    "br-",
+    "cni",
+    "flannel",
+    "cali",
+    "awdl",
+    "llw",
+    "anpi",
+];
+
+/// An interface that may carry data: by name (`en5`), address (`10.0.0.7`) or subnet (`10.0.0.0/24`).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum On {
+    /// By name.
+    Name(String),
+    /// By the first bits of its address.
+    Subnet(IpAddr, u8),
+}
+
+impl FromStr for On {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = |problem: &str| {
+            Error::argument("interface", text, problem, "give a name (en5) or a subnet (10.0.0.0/24)")
+        };
+        let (address, bits) = match text.split_once('/') {
+            None => match text.parse::<IpAddr>() {
+                Ok(address) => return Ok(On::Subnet(address, if address.is_ipv4() { 32 } else { 128 })),
+                Err(_) if text.is_empty() => return Err(wrong("is empty")),
+                Err(_) => return Ok(On::Name(text.into())),
+            },
+            Some(parts) => parts,
+        };
+        let address: IpAddr = address.parse().map_err(|_| wrong("is not an address before the `/`"))?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.parse().ok().filter(|bits| *bits <= most);
+        Ok(On::Subnet(address, bits.ok_or_else(|| wrong("has no number of bits after the `/`"))?))
+    }
+}
+
+impl On {
+    fn matches(&self, interface: &Interface) -> bool {
+        match self {
+            On::Name(name) => *name == interface.name,
+            On::Subnet(address, bits) => {
+                let bits = if address.is_ipv4() { 96 + bits } else { *bits };
+                address.is_ipv4() == interface.address.is_ipv4()
+                    && common_bits(*address, interface.address) >= bits
+            }
+        }
+    }
+}
+
+/// How many first bits two addresses have in common, of the 128 that an IPv4 address has as IPv6.
+fn common_bits(a: IpAddr, b: IpAddr) -> u8 {
+    match (a, b) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => 96 + (a.to_bits() ^ b.to_bits()).leading_zeros() as u8,
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() as u8,
+        _ => 0,
+    }
+}
+
+/// One address of an interface of this host that is up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Interface {
+    pub name: String,
+    pub address: IpAddr,
+    /// Number of the interface: part of a link-local address, on this host only.
+    pub scope: u32,
+    pub loopback: bool,
+}
+
+pub fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+impl Interface {
+    /// A place of this host; `port` 0: any that is free.
+    pub fn socket(&self, port: u16) -> SocketAddr {
+        place(self.address, port, self.scope)
+    }
+
+    fn is_tunnel(&self) -> bool {
+        TUNNELS.iter().any(|prefix| self.name.starts_with(prefix))
+    }
+}
+
+fn place(address: IpAddr, port: u16, scope: u32) -> SocketAddr {
+    match address {
+        IpAddr::V4(v4) => SocketAddr::V4(SocketAddrV4::new(v4, port)),
+        IpAddr::V6(v6) => {
+            let scope = if is_link_local(address) { scope } else { 0 };
+            SocketAddr::V6(SocketAddrV6::new(v6, port, 0, scope))
+        }
+    }
+}
+
+/// The addresses of this host's interfaces that are up.
+///
+/// # Errors
+/// [`Error::System`].
+pub fn all() -> Result<Vec<Interface>> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: writes a pointer to a list that is freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(refused("the list of network interfaces", &std::io::Error::last_os_error()));
+    }
+    let (mut found, mut at) = (Vec::new(), list);
+    // SAFETY: the list's entries are valid until it is freed.
+    while let Some(entry) = unsafe { at.as_ref() } {
+        at = entry.ifa_next;
+        let up = entry.ifa_flags & libc::IFF_UP as libc::c_uint != 0;
+        // SAFETY: as above; null or a socket address of the family it names.
+        if let Some(address) = unsafe { address_of(entry.ifa_addr) }.filter(|_| up) {
+            // SAFETY: as above; a string with an end.
+            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
+            // SAFETY: as above.
+            let scope = unsafe { libc::if_nametoindex(entry.ifa_name) };
+            let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as libc::c_uint != 0;
+            found.push(Interface { name: name.to_string_lossy().into_owned(), address, scope, loopback });
+        }
+    }
+    // SAFETY: from `getifaddrs`, and not used any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(found)
+}
+
+/// # Safety
+/// `address` is null, or points to a socket address of the family that it names.
+unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: the caller's promise.
+    match unsafe { address.as_ref() }?.sa_family.into() {
+        libc::AF_INET => {
+            // SAFETY: of this family; maybe not aligned.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
+/// Those of `all` that carry data. `on`: only these; empty: every network that is not a tunnel, or loopback
+/// when all ranks are on `one_host`.
+///
+/// # Errors
+/// [`Error::Argument`] with what there is, when nothing is left.
+pub fn choose(all: &[Interface], on: &[On], one_host: bool) -> Result<Vec<Interface>> {
+    let wanted = |i: &&Interface| match on {
+        [] if one_host => i.loopback,
+        [] => !i.loopback && !i.is_tunnel(),
+        on => on.iter().any(|on| on.matches(i)),
+    };
+    let mut chosen: Vec<Interface> = all.iter().filter(wanted).cloned().collect();
+    // Interfaces that have a real address do not need their link-local one.
+    let real: Vec<String> =
+        chosen.iter().filter(|i| !is_link_local(i.address)).map(|i| i.name.clone()).collect();
+    if on.is_empty() {
+        chosen.retain(|i| !is_link_local(i.address) || !real.contains(&i.name));
+    }
+    if chosen.is_empty() {
+        let there: Vec<String> = all.iter().map(|i| format!("{} {}", i.name, i.address)).collect();
+        let on: Vec<String> = on.iter().map(|on| format!("{on:?}")).collect();
+        return Err(Error::argument(
+            "interfaces for data",
+            if on.is_empty() { "any".into() } else { on.join(", ") },
+            format!("{} has none such, only: {}", crate::fabric::host_name(), there.join(", ")),
+            "name the interface or subnet that connects the hosts",
+        ));
+    }
+    Ok(chosen)
+}
+
+/// Where to try to reach a peer that listens at `theirs`, best first: those in a subnet of ours, as far as
+/// their first bits tell. With each, the interface of ours that is nearest.
+pub fn candidates(ours: &[Interface], theirs: &[(IpAddr, u16)]) -> Vec<(SocketAddr, String)> {
+    let mut found = Vec::new();
+    for (address, port) in theirs {
+        if is_link_local(*address) {
+            // Which of our interfaces leads there its address does not say.
+            for i in ours.iter().filter(|i| is_link_local(i.address)) {
+                found.push((0, place(*address, *port, i.scope), i.name.clone()));
+            }
+            continue;
+        }
+        let same_kind = ours.iter().filter(|i| i.address.is_ipv4() == address.is_ipv4());
+        if let Some(i) = same_kind.max_by_key(|i| common_bits(i.address, *address)) {
+            found.push((1 + common_bits(i.address, *address), place(*address, *port, 0), i.name.clone()));
+        }
+    }
+    found.sort_by_key(|(bits, ..)| std::cmp::Reverse(*bits));
+    found.into_iter().map(|(_, place, name)| (place, name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(name: &str, address: &str, scope: u32) -> Interface {
+        let address: IpAddr = address.parse().unwrap();
+        Interface { name: name.into(), address, scope, loopback: name == "lo" }
+    }
+
+    /// K7-05 of the field's cases: a tunnel comes first in the list.
+    fn laptop() -> Vec<Interface> {
+        vec![
+            interface("utun3", "10.8.0.2", 1),
+            interface("lo", "127.0.0.1", 2),
+            interface("docker0", "172.17.0.1", 3),
+            interface("en0", "192.168.1.20", 4),
+            interface("en0", "fe80::1", 4),
+            interface("en5", "fe80::5", 5),
+            interface("virbr0", "192.168.122.1", 6),
+        ]
+    }
+
+    fn names(chosen: &[Interface]) -> Vec<String> {
+        chosen.iter().map(|i| format!("{} {}", i.name, i.address)).collect()
+    }
+
+    #[test]
+    fn tunnels_are_not_taken_unless_asked_for() {
+        let chosen = |on: &[&str], one_host| {
+            let on: Vec<On> = on.iter().map(|text| text.parse().unwrap()).collect();
+            choose(&laptop(), &on, one_host).map(|chosen| names(&chosen))
+        };
+        assert_eq!(chosen(&[], false).unwrap(), ["en0 192.168.1.20", "en5 fe80::5"]);
+        assert_eq!(chosen(&[], true).unwrap(), ["lo 127.0.0.1"]);
+        assert_eq!(chosen(&["utun3"], false).unwrap(), ["utun3 10.8.0.2"]);
+        assert_eq!(chosen(&["en0"], true).unwrap(), ["en0 192.168.1.20", "en0 fe80::1"]);
+        assert_eq!(chosen(&["172.16.0.0/12", "en5"], false).unwrap(), ["docker0 172.17.0.1", "en5 fe80::5"]);
+        let e = chosen(&["ib0"], false).unwrap_err();
+        assert_eq!(e.exit_code(), 2);
+        assert!(e.to_string().contains("ib0") && e.to_string().contains("utun3 10.8.0.2"), "{e}");
+    }
+
+    #[test]
+    fn what_an_interface_may_be_called() {
+        assert_eq!("en5".parse::<On>().unwrap(), On::Name("en5".into()));
+        assert_eq!("10.1.2.0/24".parse::<On>().unwrap(), On::Subnet("10.1.2.0".parse().unwrap(), 24));
+        assert_eq!("fe80::/10".parse::<On>().unwrap(), On::Subnet("fe80::".parse().unwrap(), 10));
+        assert_eq!("::1".parse::<On>().unwrap(), On::Subnet("::1".parse().unwrap(), 128));
+        for wrong in ["", "10.0.0.0/33", "10.0.0.0/", "en5/24", "fe80::/129"] {
+            assert_eq!(wrong.parse::<On>().unwrap_err().exit_code(), 2, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn near_addresses_are_tried_first_and_link_local_ones_on_every_interface() {
+        let theirs = [
+            ("fe80::9".parse().unwrap(), 1),
+            ("10.8.0.9".parse().unwrap(), 2),
+            ("192.168.1.9".parse().unwrap(), 3),
+        ];
+        let found: Vec<String> = candidates(&laptop(), &theirs)
+            .into_iter()
+            .map(|(place, name)| format!("{place} {name}"))
+            .collect();
+        let expected = ["10.8.0.9:2 utun3", "192.168.1.9:3 en0", "[fe80::9%4]:1 en0", "[fe80::9%5]:1 en5"];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn this_host_has_a_loopback() {
+        let all = all().unwrap();
+        let lo = choose(&all, &[], true).unwrap();
+        assert!(lo.iter().any(|i| i.address == IpAddr::V4(Ipv4Addr::LOCALHOST)), "{all:?}");
+    }
+}

@@ -1,0 +1,130 @@
+//! Ranks as processes of any hosts, over TCP.
+//!
+//! Every pair of ranks has a connection (or several), over interfaces that [`Options::on`] allows; each is
+//! proven with the job's secret before a byte of it counts. What travels is **authenticated at connect, not
+//! encrypted**: whoever can write into an established connection can change what is computed (a checksum
+//! finds accidents, not intent). Use a network that is yours, or a VPN between the hosts.
+//!
+//! A put goes from the source's memory to the socket and from the socket into the range armed for it, without
+//! a copy in between. A thread moves bytes while the rank computes; a rank that waits moves them itself.
+//! `src/fabric/README.md` tells of the protocol.
+
+mod endpoint;
+mod engine;
+mod frame;
+mod incoming;
+mod interfaces;
+mod job;
+mod outgoing;
+mod region;
+mod rx;
+mod setup;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod tx;
+
+pub use interfaces::On;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::endpoint::Endpoint;
+use self::engine::Engine;
+use self::job::Job;
+use self::region::Region;
+use super::rendezvous::{Rendezvous, Secret};
+use super::{Bounds, Fabric, Lane};
+use crate::error::Result;
+
+/// How ranks are connected.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Deadlines of the job.
+    pub bounds: Bounds,
+    /// How long connecting may take.
+    pub start: Duration,
+    /// Interfaces that carry data. Empty: all but tunnels and loopback, or loopback if all ranks are on one
+    /// host.
+    pub on: Vec<On>,
+    /// Connections between each two ranks: long puts are spread over them. 1 to 16, on all ranks the same.
+    pub connections: usize,
+    /// Whether what this rank puts is protected by a CRC32C.
+    pub checksums: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            bounds: Bounds::default(),
+            start: Duration::from_secs(30),
+            on: Vec::new(),
+            connections: 1,
+            checksums: true,
+        }
+    }
+}
+
+/// Connects this rank with all others. Collective.
+///
+/// # Errors
+/// [`crate::Error::Unreachable`], on every rank, with each pair of ranks that do not reach each other, their
+/// hosts and the addresses that were tried; [`crate::Error::Argument`] when no interface is allowed.
+///
+/// ```
+/// use fulmen::fabric::rendezvous::{Secret, in_process};
+/// use fulmen::fabric::{Buf, Fabric, Lane, tcp};
+///
+/// let secret = Secret::random()?;
+/// std::thread::scope(|scope| {
+///     for mut rendezvous in in_process(2) {
+///         let secret = secret.clone();
+///         scope.spawn(move || {
+///             let fabric = tcp::connect(&mut rendezvous, secret, &tcp::Options::default())?;
+///             let other = 1 - fabric.rank();
+///             let mut buf = Buf::<u64>::zeros(&*fabric, 2)?;
+///             buf.arm(&*fabric, Lane::CONTROL, other, 1..2)?;
+///             buf.write(0..1)[0] = fabric.rank() as u64;
+///             buf.put(&*fabric, Lane::CONTROL, other, 0..1)?;
+///             let got = buf.wait(&*fabric, Lane::CONTROL, other)?;
+///             assert_eq!(buf.read(got), [other as u64]);
+///             Ok::<(), fulmen::Error>(())
+///         });
+///     }
+/// });
+/// # Ok::<(), fulmen::Error>(())
+/// ```
+pub fn connect(
+    rendezvous: &mut dyn Rendezvous,
+    secret: Secret,
+    options: &Options,
+) -> Result<Arc<dyn Fabric>> {
+    Ok(Arc::new(endpoint(rendezvous, &secret, options)?))
+}
+
+fn endpoint(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Options) -> Result<Endpoint> {
+    let rank = rendezvous.rank();
+    let connected = setup::connect(rendezvous, secret, options)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let job = Job::new(rank, connected.names, options.connections.clamp(1, 16), options.checksums);
+    let engine = Engine::new(job, connected.links, options.bounds);
+    Endpoint::start(rank, engine, options.bounds, connected.here > cores)
+}
+
+/// What is wrong with a frame, or with what a program asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Wrong {
+    /// Bytes that no peer can have meant.
+    Corrupt(String),
+    /// A rule of the contract that the program has broken.
+    Program(String),
+}
+
+impl Wrong {
+    fn too_long(from: u32, to: u32, lane: Lane, number: u64, total: u64, armed: u64) -> Self {
+        Wrong::Program(format!(
+            "put {number} of rank {from} to rank {to} on the {lane} lane has {total} bytes, but {armed} were armed \
+             for it"
+        ))
+    }
+}
