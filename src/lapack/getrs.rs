@@ -1,9 +1,9 @@
-//! Solving A·X = B with the factors of A, for any number of right-hand sides.
+//! Solving op(A)·X = B with the factors of A, for any number of right-hand sides.
 
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use fulmen_kernels::{Kernels, MatRef, Scalar, SharedMut, Team};
+use fulmen_kernels::{Kernels, MatRef, Op, Scalar, SharedMut, Team};
 
 use super::local::LocalView;
 use super::lu::interchange;
@@ -15,11 +15,12 @@ use crate::comm::{BcastLane, Topology};
 use crate::dist::{DistMut, DistRef};
 use crate::error::{Error, Result};
 
-/// Solves A·X = B in place of B, where `a` and `ipiv` are what [`super::getrf`] left of the square A
-/// (with `keep_l`). Every rank of the grid calls it.
+/// Solves op(A)·X = B in place of B, where `a` and `ipiv` are what [`super::getrf`] left of the square A
+/// (with `keep_l`): op(A) is A, Aᵀ or Aᴴ. Every rank of the grid calls it.
 ///
-/// The panels of L, then those of U from the last, are packed and broadcast along the process rows as in the
-/// factorisation, and update B as they would update a trailing matrix.
+/// The panels of L, then those of U from the last, travel along the process rows as in the factorisation, and
+/// update B as they would update a trailing matrix. For Aᵀ and Aᴴ they come in the opposite order, U first,
+/// and each collects what its rows of B owe to those before it: see `transposed.rs`.
 ///
 /// A zero on U's diagonal gives infinities and NaNs, as in LAPACK.
 ///
@@ -29,6 +30,7 @@ use crate::error::{Error, Result};
 pub fn getrs<T: Scalar>(
     kernels: &dyn Kernels<T>,
     team: &Team,
+    op: Op,
     a: &DistRef<'_, T>,
     ipiv: &[usize],
     b: DistMut<'_, T>,
@@ -52,16 +54,31 @@ pub fn getrs<T: Scalar>(
         b: &b,
     };
     a.grid.fabric().set_activity("in the triangular solve");
-    for cols in &steps {
-        let permutation = Permutation::new(cols.start, &ipiv[cols.clone()]);
-        let all = b.local_cols(0..b.n);
-        interchange(kernels, team, &b, &mut solve.space, &permutation, cols.start, all)?;
-    }
-    for cols in &steps {
-        solve.step(cols, Triangle::UnitLower, cols.end..a.m)?;
-    }
-    for cols in steps.iter().rev() {
-        solve.step(cols, Triangle::Upper, 0..cols.start)?;
+    match op {
+        Op::NoTrans => {
+            for cols in &steps {
+                let permutation = Permutation::new(cols.start, &ipiv[cols.clone()]);
+                solve.interchange(&permutation, cols.start)?;
+            }
+            for cols in &steps {
+                solve.step(cols, Triangle::UnitLower, cols.end..a.m)?;
+            }
+            for cols in steps.iter().rev() {
+                solve.step(cols, Triangle::Upper, 0..cols.start)?;
+            }
+        }
+        Op::Trans | Op::ConjTrans => {
+            for cols in &steps {
+                solve.step_transposed(op, cols, Triangle::Upper, 0..cols.start)?;
+            }
+            for cols in steps.iter().rev() {
+                solve.step_transposed(op, cols, Triangle::UnitLower, cols.end..a.m)?;
+            }
+            for cols in steps.iter().rev() {
+                let permutation = Permutation::new(cols.start, &ipiv[cols.clone()]);
+                solve.interchange(&permutation.inverse(cols.start), cols.start)?;
+            }
+        }
     }
     solve.panel.flush()?;
     solve.space.flush(&**a.grid.fabric())
@@ -97,28 +114,26 @@ fn check<A, B>(a: &LocalView<'_, A>, b: &LocalView<'_, B>) -> Result<()> {
     Ok(())
 }
 
-struct Solve<'a, T> {
-    kernels: &'a dyn Kernels<T>,
-    team: &'a Team,
-    a: &'a LocalView<'a, MatRef<'a, T>>,
-    b: &'a LocalView<'a, SharedMut<'a, T>>,
-    panel: Panel<T>,
+pub(super) struct Solve<'a, T> {
+    pub(super) kernels: &'a dyn Kernels<T>,
+    pub(super) team: &'a Team,
+    pub(super) a: &'a LocalView<'a, MatRef<'a, T>>,
+    pub(super) b: &'a LocalView<'a, SharedMut<'a, T>>,
+    pub(super) panel: Panel<T>,
     space: UpdateSpace<T>,
 }
 
 impl<T: Scalar> Solve<'_, T> {
+    /// Moves rows of B.
+    fn interchange(&mut self, permutation: &Permutation, first: usize) -> Result<()> {
+        let all = self.b.local_cols(0..self.b.n);
+        interchange(self.kernels, self.team, self.b, &mut self.space, permutation, first, all).map(drop)
+    }
+
     /// Rows `cols` of B are solved with the diagonal block of columns `cols`, and rows `others` updated.
     fn step(&mut self, cols: &Range<usize>, triangle: Triangle, others: Range<usize>) -> Result<()> {
-        let (a, b) = (self.a, self.b);
-        let root = a.col_owner(cols.start);
-        let packed = a.local_rows(others.clone());
-        self.panel.begin(Layout::new(self.kernels, cols.len(), packed.len()), root)?;
-        if root == a.grid.mycol() {
-            self.fill(cols, packed)?;
-            self.panel.send()?;
-        }
-        self.panel.finish()?;
-
+        let (kernels, b) = (self.kernels, self.b);
+        self.bring(cols, &others, |rows, out| kernels.pack_a(rows, out))?;
         let plan = b.plan(&Permutation::identity(cols.clone()), cols.start);
         let panel = FactoredPanel {
             triangle,
@@ -137,8 +152,32 @@ impl<T: Scalar> Solve<'_, T> {
         failed.into_inner().map_or(Ok(()), Err)
     }
 
+    /// Brings columns `cols` of A to every process column: the diagonal block, and this process row's rows of
+    /// `others`, laid out by `pack`.
+    pub(super) fn bring(
+        &mut self,
+        cols: &Range<usize>,
+        others: &Range<usize>,
+        pack: impl Fn(MatRef<'_, T>, &mut [T]),
+    ) -> Result<()> {
+        let a = self.a;
+        let root = a.col_owner(cols.start);
+        let rows = a.local_rows(others.clone());
+        self.panel.begin(Layout::new(self.kernels, cols.len(), rows.len()), root)?;
+        if root == a.grid.mycol() {
+            self.fill(cols, rows, pack)?;
+            self.panel.send()?;
+        }
+        self.panel.finish()
+    }
+
     /// On the process column that holds the panel: replicates the diagonal block, packs the other rows.
-    fn fill(&mut self, cols: &Range<usize>, packed: Range<usize>) -> Result<()> {
+    fn fill(
+        &mut self,
+        cols: &Range<usize>,
+        others: Range<usize>,
+        pack: impl Fn(MatRef<'_, T>, &mut [T]),
+    ) -> Result<()> {
         let a = self.a;
         let jb = cols.len();
         let at = a.local_cols(cols.clone());
@@ -155,7 +194,7 @@ impl<T: Scalar> Solve<'_, T> {
                 next[owner].next().ok_or_else(|| Error::Internal(format!("row {row} of A is missing")))?;
             values.iter().enumerate().for_each(|(j, &x)| top[i + j * jb] = x);
         }
-        self.kernels.pack_a(block.subrows(packed.start, packed.len()), out);
+        pack(block.subrows(others.start, others.len()), out);
         Ok(())
     }
 }

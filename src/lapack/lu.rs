@@ -94,7 +94,7 @@ pub fn getrf<T: Scalar>(
     };
     let end = last.end;
     let mut lu = Factorisation::new(kernels, team, view, opts, steps)?;
-    let depth = opts.lookahead;
+    let depth = lu.depth;
     let total = flops_from(m, n, 0);
     observer.progress(0.0, total);
     for b in 0..lu.steps.len() + depth {
@@ -129,6 +129,8 @@ struct Factorisation<'a, T> {
     view: LocalView<'a, SharedMut<'a, T>>,
     /// Columns of each panel.
     steps: Vec<Range<usize>>,
+    /// Look-ahead: as asked for, but not further than to the last panel.
+    depth: usize,
     /// Panel b in slot b mod (depth + 1), until its updates are done.
     slots: Vec<Option<Slot<T>>>,
     space: UpdateSpace<T>,
@@ -151,6 +153,7 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
         steps: Vec<Range<usize>>,
     ) -> Result<Self> {
         let jb = steps.iter().map(Range::len).max().unwrap_or(0);
+        let depth = opts.lookahead.min(steps.len().saturating_sub(1));
         let m_local = view.local_rows(0..view.m).len();
         let column = view.grid.col_group();
         let lane = BcastLane::new(view.grid.row_group());
@@ -159,7 +162,7 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
             Ok(Some(Slot { panel, plan: RowPlan::default() }))
         };
         Ok(Factorisation {
-            slots: (0..=opts.lookahead).map(slot).collect::<Result<_>>()?,
+            slots: (0..=depth).map(slot).collect::<Result<_>>()?,
             space: UpdateSpace::new(kernels, column, jb, view.local_cols(0..view.n).len())?,
             pivots: AllToAllSmall::new(column, Lane::PIVOT, message_len::<T>(jb))?,
             kernels,
@@ -167,6 +170,7 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
             opts,
             view,
             steps,
+            depth,
             result: LuFactors { ipiv: Vec::new(), info: None, times: PhaseTimes::default() },
         })
     }
@@ -175,7 +179,7 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
     /// of the panels factored so far.
     fn round(&mut self, b: Option<usize>, k: Option<usize>) -> Result<()> {
         let (kernels, team, view, steps) = (self.kernels, self.team, &self.view, &self.steps);
-        let depth = self.opts.lookahead;
+        let depth = self.depth;
         let slot = |k: usize| k % (depth + 1);
         let fabric: &dyn Fabric = &**view.grid.fabric();
         let at = b.or(k).unwrap_or(0);

@@ -10,9 +10,12 @@ mod update;
 
 mod lu;
 mod solve;
+mod transposed;
 
+mod condition;
 mod getrs;
 
+pub use condition::{Norm, gecon};
 pub use getrs::getrs;
 pub use lu::{LuFactors, LuOpts, Observer, Silent, getrf};
 pub use solve::back_substitute;

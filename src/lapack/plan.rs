@@ -42,6 +42,25 @@ impl Permutation {
         moves.sort_unstable();
         Permutation { source, moves }
     }
+
+    /// The permutation that undoes this one, whose top block begins at row `first`.
+    pub(crate) fn inverse(&self, first: usize) -> Self {
+        let top = first..first + self.source.len();
+        let mut source: Vec<usize> = top.clone().collect();
+        let mut moves = Vec::new();
+        for (to, &from) in top.clone().zip(&self.source) {
+            if top.contains(&from) {
+                source[from - first] = to;
+            } else {
+                moves.push((from, to));
+            }
+        }
+        for &(to, from) in &self.moves {
+            source[from - first] = to;
+        }
+        moves.sort_unstable();
+        Permutation { source, moves }
+    }
 }
 
 /// What one rank of the process column does for a [`Permutation`], in local rows of the matrix.
@@ -141,7 +160,17 @@ mod tests {
                 prop_assert!(to >= first + ipiv.len() && (first..first + ipiv.len()).contains(&from));
                 composed[to] = from;
             }
-            prop_assert_eq!(composed, one_by_one);
+            prop_assert_eq!(&composed, &one_by_one);
+            let back = p.inverse(first);
+            let mut undone = composed.clone();
+            for (i, &row) in back.source.iter().enumerate() {
+                undone[first + i] = composed[row];
+            }
+            for &(to, from) in &back.moves {
+                prop_assert!(to >= first + ipiv.len() && (first..first + ipiv.len()).contains(&from));
+                undone[to] = composed[from];
+            }
+            prop_assert_eq!(undone, (0..m).collect::<Vec<_>>());
         }
 
         /// The plans of all ranks agree, and carrying them out moves every row to its place.

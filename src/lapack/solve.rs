@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use fulmen_kernels::{Mat, MatMut, MatRef, Scalar, SharedMut, Team};
 
+use super::local::LocalView;
 use crate::comm::Group;
 use crate::dist::DistRef;
-use crate::dist::index::{Axis, Col, Row};
+use crate::dist::index::{Axis, Row};
 use crate::error::{Error, Result};
 use crate::fabric::{Buf, Lane};
 
@@ -38,40 +39,35 @@ pub fn back_substitute<T: Scalar>(team: &Team, a: &DistRef<'_, T>) -> Result<Vec
     if n == 0 {
         return Ok(vec![]);
     }
-    let (ia, ja) = (a.row_range().start, a.col_range().start);
-    let (rows, cols): (Axis<Row>, Axis<Col>) = (a.row_axis(), a.col_axis());
-    let grid = a.grid();
-    let (myrow, mycol) = (grid.myrow(), grid.mycol());
+    let view = LocalView::read(a);
+    let LocalView { grid, rows, cols, ia, ja, a: local, .. } = view;
+    let mycol = grid.mycol();
     let (row, column) = (grid.row_group(), grid.col_group());
     let fabric = &**row.fabric();
     fabric.set_activity("in the back substitution");
 
-    let local = a.block();
-    let local_rows = |r: Range<usize>| rows.local_range(&(ia + r.start..ia + r.end), myrow);
-    let local_cols = |r: Range<usize>| cols.local_range(&(ja + r.start..ja + r.end), mycol);
-    let mine = local_rows(0..n);
+    let mine = view.local_rows(0..n);
     let mut travel = Travel::<T>::new(row, mine.len())?;
-    let mut holder = cols.owner((ja + n).into());
+    let mut holder = view.col_owner(n);
     let mut y = vec![T::zero(); mine.len()];
     if holder == mycol {
-        let at = local_cols(n..n + 1).start;
+        let at = view.local_cols(n..n + 1).start;
         y.iter_mut().zip(mine.clone()).for_each(|(y, i)| *y = local[(i, at)]);
     }
 
     // This process column's part of x, by local column.
-    let first_col = local_cols(0..n).start;
-    let mut x = vec![T::zero(); local_cols(0..n).len()];
-    let blocks: Vec<_> = cols.blocks(ja..ja + n).map(|b| b.start - ja..b.end - ja).collect();
-    for block in blocks.into_iter().rev() {
-        let owner = cols.owner((ja + block.start).into());
-        let above = local_rows(0..block.start).len();
-        let through = local_rows(0..block.end).len();
+    let first_col = view.local_cols(0..n).start;
+    let mut x = vec![T::zero(); view.local_cols(0..n).len()];
+    for block in view.panels().into_iter().rev() {
+        let owner = view.col_owner(block.start);
+        let above = view.local_rows(0..block.start).len();
+        let through = view.local_rows(0..block.end).len();
         travel.hand_over(holder, owner, &mut y[..through])?;
         holder = owner;
         if owner != mycol {
             continue;
         }
-        let at = local_cols(block.clone());
+        let at = view.local_cols(block.clone());
         let u = local.subcols(at.start, at.len());
         let diagonal = u.subrows(mine.start + above, through - above);
         let part = solve_block(column, rows, ia, &block, diagonal, &y[above..through])?;
