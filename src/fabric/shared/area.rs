@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::bell::Bell;
+use super::deadlock::Wait;
 use super::slot::Stream;
 use crate::error::Error;
 use crate::fabric::Lane;
@@ -57,6 +58,7 @@ pub struct Rank {
     /// Counts while the rank lives; who sees it stand still knows that the rank does not run. 0: has not
     /// joined yet.
     pub beat: AtomicU64,
+    pub wait: Wait,
     activity: Text<128>,
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::area::{Area, Failure, Life};
 use super::bell::Pace;
+use super::deadlock::{Suspicion, Wanted};
 use super::slot::{Meeting, SLOTS, Span, Stream};
 use crate::error::{Error, Loss, Result};
 use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket};
@@ -366,14 +367,30 @@ impl<S: Space> Endpoint<S> {
     /// Waits until `ready`, moving queued puts meanwhile. `peer` is who can make it so.
     fn block(
         &self,
-        peer: usize,
-        lane: Lane,
-        i: u64,
+        wanted: Wanted,
+        (peer, lane, i): (usize, Lane, u64),
+        owes: &mut dyn FnMut() -> bool,
+        ready: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        if ready() {
+            return Ok(());
+        }
+        let wait = &self.area.rank(self.rank).wait;
+        wait.begin(wanted, peer, lane, i);
+        let result = self.sleep_until((peer, lane, i), owes, ready);
+        wait.end();
+        result
+    }
+
+    fn sleep_until(
+        &self,
+        (peer, lane, i): (usize, Lane, u64),
         owes: &mut dyn FnMut() -> bool,
         ready: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         let bell = &self.area.rank(self.rank).bell;
         let mut pace = Pace::new(self.crowded);
+        let mut suspicion = None;
         loop {
             if ready() {
                 return Ok(());
@@ -395,6 +412,12 @@ impl<S: Space> Endpoint<S> {
                 && !ready()
             {
                 return Err(self.end(self.lost(peer, Loss::Silent, silence, Some((i, lane)))));
+            }
+            // One that shows no sign of life is not waiting, but stopped.
+            let silent = |rank| self.space.silent_for(rank).is_some_and(|s| s > Duration::from_millis(500));
+            let suspicion = suspicion.get_or_insert_with(Suspicion::new);
+            if let Some(circle) = suspicion.look(&self.area, self.rank, silent) {
+                return Err(self.broken(circle));
             }
             if pace.waited() > self.bounds.patience {
                 return Err(self.end(self.lost(peer, Loss::Slow, pace.waited(), Some((i, lane)))));
@@ -515,7 +538,8 @@ impl<S: Space> Fabric for Endpoint<S> {
     fn wait(&self, lane: Lane, from: usize, arm: u64) -> Result<usize> {
         self.check_wait(lane, from, arm)?;
         let stream = self.stream(from, self.rank, lane);
-        self.block(from, lane, arm, &mut || !stream.has_put(arm), &mut || stream.filled(arm).is_some())?;
+        let (mut owes, mut ready) = (|| !stream.has_put(arm), || stream.filled(arm).is_some());
+        self.block(Wanted::Put, (from, lane, arm), &mut owes, &mut ready)?;
         self.take(lane, from, arm, stream.filled(arm).unwrap_or_default())
     }
 
@@ -536,7 +560,7 @@ impl<S: Space> Fabric for Endpoint<S> {
             let out = streams.outgoing(to, lane);
             seq < out.next - out.spilled.len() as u64 && stream.is_taken(seq)
         };
-        self.block(to, lane, seq, &mut || true, &mut done)
+        self.block(Wanted::Room, (to, lane, seq), &mut || true, &mut done)
     }
 
     fn poll(&self) -> Result<()> {
