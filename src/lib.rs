@@ -36,8 +36,8 @@
 //! | 1 | [`comm`], [`dist::index`] | groups, collectives, broadcasts; block-cyclic arithmetic |
 //! | 2 | [`grid`], [`dist`] | process grids; matrices, views, gather and scatter |
 //! | 3 | [`blas`] | norms |
-//! | 4 | [`lapack`] | LU and solves |
-//! | 5 | [`world`], [`solver`] | a program's place in a job; what most users call |
+//! | 4 | [`lapack`] | LU, solves, condition |
+//! | 5 | [`world`], [`solver`], [`io`] | a program's place in a job; what most users call; matrices in files |
 
 pub mod blas;
 pub mod comm;
@@ -46,11 +46,12 @@ pub mod dist;
 pub mod error;
 pub mod fabric;
 pub mod grid;
+pub mod io;
 pub mod lapack;
 pub mod solver;
 pub mod world;
 
-pub use dist::{Desc, DistMatrix};
+pub use dist::{Blocks, Desc, DistMatrix};
 pub use error::{Error, Result};
 pub use fulmen_kernels as kernels;
 pub use grid::{Grid, Order};
@@ -60,7 +61,7 @@ pub use world::{Setup, World};
 /// What most programs need.
 pub mod prelude {
     pub use crate::kernels::{c32, c64};
-    pub use crate::{Desc, DistMatrix, Error, Grid, Lu, Order, Result, Setup, World};
+    pub use crate::{Blocks, Desc, DistMatrix, Error, Grid, Lu, Order, Result, Setup, World};
 }
 
 /// The README's example is a test.

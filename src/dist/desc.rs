@@ -20,7 +20,32 @@ pub struct Desc {
     pub csrc: usize,
 }
 
+/// How a matrix is cut and dealt, whatever its shape.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Blocks {
+    /// Rows of a block, at least 1.
+    pub mb: usize,
+    /// Columns of a block, at least 1.
+    pub nb: usize,
+    /// Process row that holds the first row.
+    pub rsrc: usize,
+    /// Process column that holds the first column.
+    pub csrc: usize,
+}
+
+impl Blocks {
+    /// Square blocks of nb, the first on process (0, 0).
+    pub const fn square(nb: usize) -> Self {
+        Blocks { mb: nb, nb, rsrc: 0, csrc: 0 }
+    }
+}
+
 impl Desc {
+    /// An m × n matrix cut and dealt like this.
+    pub const fn of(m: usize, n: usize, Blocks { mb, nb, rsrc, csrc }: Blocks) -> Self {
+        Desc { m, n, mb, nb, rsrc, csrc }
+    }
+
     /// An m × n matrix in mb × nb blocks, the first on process (0, 0).
     pub const fn new(m: usize, n: usize, mb: usize, nb: usize) -> Self {
         Desc { m, n, mb, nb, rsrc: 0, csrc: 0 }

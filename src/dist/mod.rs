@@ -22,7 +22,7 @@ pub mod memory;
 mod transfer;
 mod view;
 
-pub use desc::Desc;
+pub use desc::{Blocks, Desc};
 pub use index::{Axis, Col, Global, Local, Row};
 pub use matrix::DistMatrix;
 pub use view::{DistMut, DistRef, Parts};
