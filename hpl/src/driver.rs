@@ -7,7 +7,7 @@ use crate::progress::Progress;
 use crate::report::{Job, Outcome};
 use crate::settings::Settings;
 
-/// Measures, starts and solves. The program calls the three in this order: [`Driver::calibrate`] once,
+/// Measures, starts and solves. The program calls in this order: [`Driver::calibrate`] once,
 /// [`Driver::start`] once (never for `--check`), [`Driver::solve`] once a run.
 pub trait Driver {
     /// Makes the kernels ready, tests them, and measures dgemm on `ranks` × `threads` of this machine.
@@ -16,6 +16,9 @@ pub trait Driver {
     /// # Errors
     /// When they cannot be had ([`Error::Argument`]) or fail their test.
     fn calibrate(&mut self, kernels: &str, ranks: usize, threads: usize) -> Result<Job, Error>;
+
+    /// Measures dgemm again, as [`Driver::calibrate`] did, when no rank is at work; Gflop/s. `None` if it cannot.
+    fn measure_again(&mut self) -> Option<f64>;
 
     /// Starts the ranks.
     ///

@@ -1,37 +1,50 @@
-//! Ctrl-C and SIGTERM: the job ends in order, once.
+//! Ctrl-C, SIGTERM and a closed terminal: the program ends in order, once. This is the only place that catches
+//! signals in `hpl-run`; whoever starts processes asks [`count`].
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
-static SIGNAL: AtomicI32 = AtomicI32::new(0);
+static CAUGHT: AtomicI32 = AtomicI32::new(0);
 
 /// How often the watcher looks.
 const EVERY: Duration = Duration::from_millis(50);
 
-extern "C" fn note(signal: libc::c_int) {
+extern "C" fn note(_: libc::c_int) {
     // A second one ends the program at once, whatever the first is waiting for.
-    if SIGNAL.swap(signal, Ordering::Relaxed) != 0 {
+    if CAUGHT.fetch_add(1, Ordering::Relaxed) != 0 {
         // SAFETY: _exit may be called from a signal handler.
         unsafe { libc::_exit(5) };
     }
 }
 
-/// Whether the user wants the job to end.
-pub fn requested() -> bool {
-    SIGNAL.load(Ordering::Relaxed) != 0
+/// How many signals asked the program to end so far.
+pub fn count() -> i32 {
+    CAUGHT.load(Ordering::Relaxed)
 }
 
-/// Catches SIGINT and SIGTERM from now on, and runs `end` on a thread of its own when one comes. `end`
-/// keeps what can be kept; then the program ends with 5.
+/// Catches SIGINT, SIGTERM and SIGHUP from now on, and runs `end` on a thread of its own when one comes. `end`
+/// keeps what can be kept; then the program ends with 5. Signals that were ignored (`nohup`, a job in the
+/// background of a script) stay so.
 pub fn watch(end: impl FnOnce() + Send + 'static) {
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: plain data, all zeros is valid.
+        let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
+        new.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
+        new.sa_flags = libc::SA_RESTART;
         // SAFETY: the handler only touches an atomic and calls _exit; it stays valid for the whole program.
-        unsafe { libc::signal(signal, note as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+        unsafe {
+            libc::sigaction(signal, std::ptr::null(), &raw mut old);
+            if old.sa_sigaction != libc::SIG_IGN {
+                libc::sigaction(signal, &raw const new, std::ptr::null_mut());
+            }
+        }
     }
     let watcher = std::thread::Builder::new().name("interrupt".to_string());
     // Without a watcher the second signal still ends the program.
     let _ = watcher.spawn(move || {
-        while !requested() {
+        while count() == 0 {
             std::thread::sleep(EVERY);
         }
         end();

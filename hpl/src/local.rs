@@ -3,14 +3,16 @@
 use std::io::PipeReader;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use fulmen::fabric::shm::{self, Supervisor};
 use fulmen::fabric::{Bounds, mem};
-use fulmen::kernels::{Choice, KernelSet, Team};
+use fulmen::kernels::{Choice, KernelSet, Team, dgemm_gflops};
 use fulmen::{Error, Result, Setup, World};
 
 use crate::cli::Fabric;
 use crate::driver::Driver;
+use crate::interrupt;
 use crate::params::Run;
 use crate::progress::Progress;
 use crate::rank;
@@ -22,6 +24,8 @@ use crate::worker::{self, Assignment, Note};
 #[derive(Default)]
 pub struct Local {
     ranks: Ranks,
+    /// Kernels and threads that [`Driver::calibrate`] measured.
+    measured: Option<(KernelSet, usize)>,
 }
 
 #[derive(Default)]
@@ -46,7 +50,8 @@ impl Driver for Local {
         })?;
         // More threads than cores would measure nothing but their switching.
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let team = Team::new((ranks * threads).min(cores)).map_err(|what| Error::Resources {
+        let threads_at_once = (ranks * threads).min(cores);
+        let team = Team::new(threads_at_once).map_err(|what| Error::Resources {
             what,
             remedy: "ask for fewer ranks or threads, or raise the limit (ulimit -u)".into(),
         })?;
@@ -60,14 +65,22 @@ impl Driver for Local {
             ));
         }
         let about = set.of::<f64>().description();
+        let kernels = format!("{}/{}", about.backend, about.detail);
+        self.measured = Some((set, threads_at_once));
         Ok(Job {
             ranks,
             threads,
             fabric: String::new(),
-            kernels: format!("{}/{}", about.backend, about.detail),
+            kernels,
             self_test: "ok".to_string(),
             gemm_gflops: Some(test.gflops),
         })
+    }
+
+    fn measure_again(&mut self) -> Option<f64> {
+        let (set, threads) = self.measured.as_ref()?;
+        let team = Team::new(*threads).ok()?;
+        Some(dgemm_gflops(set, &team, Duration::from_millis(500)))
     }
 
     fn start(&mut self, settings: &Settings) -> Result<()> {
@@ -164,7 +177,10 @@ fn start_processes(settings: &Settings, bounds: Bounds) -> Result<Ranks> {
     };
     // Sparse: memory is taken when it is allocated.
     let segment = usize::try_from(fulmen::dist::memory::available().least()).unwrap_or(usize::MAX >> 1);
-    let supervisor = Supervisor::new(settings.ranks, command).segment_bytes(segment).bounds(bounds);
+    let supervisor = Supervisor::new(settings.ranks, command)
+        .segment_bytes(segment)
+        .bounds(bounds)
+        .interrupts(interrupt::count);
     let supervisor = std::thread::Builder::new()
         .name("supervisor".into())
         .spawn(move || supervisor.run())

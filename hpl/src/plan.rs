@@ -203,7 +203,7 @@ impl Plan {
             lines.push(format!("available {} on {} ({bound})", units::bytes(u128::from(*bytes)), self.host));
         }
         lines.push(format!(
-            "time      about {} for all runs, at an {} dgemm rate",
+            "time      about {} for all runs, at the {} rate of dgemm",
             units::duration(self.seconds),
             self.rate.source()
         ));

@@ -2,11 +2,13 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use fulmen::Error;
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Fabric};
 use crate::driver::Driver;
 use crate::exit::{Failure, Status};
 use crate::interrupt;
@@ -16,11 +18,14 @@ use crate::plan::{Plan, Rate};
 use crate::progress::Progress;
 use crate::report::bundle::{self, Bundle};
 use crate::report::file::Target;
-use crate::report::{Job, Outcome, Tally, Verdict, human, json, out};
+use crate::report::{Job, Outcome, Tally, Verdict, calibration, human, json, out};
 use crate::settings::{self, Settings};
 
 /// Sweeps longer than this tell people only of the failures and the best run.
 const TOLD_ONE_BY_ONE: usize = 4;
+
+/// Processes have this long to end in order after a signal.
+const IN_ORDER: Duration = Duration::from_secs(15);
 
 /// Runs what the command line asks for, from `folder`. All that is said goes to stderr, the `HPL.out`
 /// report to where it was sent.
@@ -35,6 +40,7 @@ pub fn run(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> St
 }
 
 fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Result<Status, Failure> {
+    let open = Open::watched();
     let request = settings::request(cli, folder)?;
     let (ranks, threads) = request.shape(host);
     let mut job = driver.calibrate(request.kernels(), ranks, threads)?;
@@ -60,13 +66,73 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
         settings.notes.iter().for_each(|n| say(format!("hpl-run: {n}")));
     }
     plan.must_fit()?;
-    let reports = Reports::open(&settings, &job, host)?;
+    open.put(Reports::open(&settings, &job, host)?, settings.fabric);
     if !settings.quiet {
         say(human::head(&job, &plan));
         settings.choices.iter().for_each(|c| say(format!("  {} {}: {}", c.what, c.value, c.why)));
     }
-    driver.start(&settings)?;
-    solve_all(&settings, &plan, reports, driver)
+    if let Err(error) = driver.start(&settings) {
+        drop(open.take()?); // nothing was begun, and nothing is kept
+        return Err(error.into());
+    }
+    let result = solve_all(&settings, &plan, &open, driver, host);
+    // The watcher may have taken the reports; then it ends the program with 5.
+    let reports = open.take()?;
+    match result {
+        Ok(()) => reports.complete(&settings).map_err(Failure::from),
+        Err(error) => {
+            let failure = Failure::Error(error);
+            reports.break_off(failure.status(), &failure.to_string());
+            Err(failure)
+        }
+    }
+}
+
+/// The reports while they grow, shared with whoever catches signals.
+#[derive(Clone, Default)]
+struct Open {
+    reports: Arc<Mutex<Option<Reports>>>,
+    /// Whether the ranks are processes.
+    processes: Arc<AtomicBool>,
+}
+
+impl Open {
+    /// None yet. From now on a signal ends the program, after what there is has been kept.
+    fn watched() -> Open {
+        let open = Open::default();
+        let at_signal = open.clone();
+        interrupt::watch(move || {
+            // Processes are ended in order by their supervisor, and then the program ends by itself.
+            if at_signal.processes.load(Ordering::Relaxed) {
+                std::thread::sleep(IN_ORDER);
+            }
+            say("hpl-run: interrupted");
+            // Whoever writes to a pipe that nobody reads has the lock and does not come back.
+            for _ in 0..20 {
+                if let Ok(mut reports) = at_signal.reports.try_lock() {
+                    if let Some(reports) = reports.take() {
+                        reports.break_off(Status::Interrupted, "interrupted");
+                    }
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        open
+    }
+
+    fn put(&self, reports: Reports, fabric: Fabric) {
+        self.processes.store(fabric == Fabric::Shm, Ordering::Relaxed);
+        *lock(&self.reports) = Some(reports);
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Reports) -> Result<R, Error>) -> Result<R, Error> {
+        lock(&self.reports).as_mut().map_or(Err(Error::Interrupted), f)
+    }
+
+    fn take(&self) -> Result<Reports, Error> {
+        lock(&self.reports).take().ok_or(Error::Interrupted)
+    }
 }
 
 /// What `--check` prints, on stdout.
@@ -79,60 +145,51 @@ fn show(settings: &Settings, plan: &Plan) -> Result<(), Failure> {
     for note in settings.notes.iter().chain(&plan.doubts) {
         text += &format!("note      {note}\n");
     }
-    let written = std::io::stdout().write_all(text.as_bytes());
-    written.map_err(|e| Failure::Error(system("stdout", &e)))
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Who reads no further has read enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|e| Failure::Error(system("stdout", &e))),
+    }
 }
 
 fn solve_all(
     settings: &Settings,
     plan: &Plan,
-    reports: Reports,
+    open: &Open,
     driver: &mut dyn Driver,
-) -> Result<Status, Failure> {
-    let reports = Arc::new(Mutex::new(Some(reports)));
-    let at_signal = Arc::clone(&reports);
-    interrupt::watch(move || {
-        say("hpl-run: interrupted");
-        if let Some(reports) = lock(&at_signal).take() {
-            reports.break_off(Status::Interrupted, "interrupted");
-        }
-    });
-    let with = |f: &mut dyn FnMut(&mut Reports) -> Result<(), Error>| match lock(&reports).as_mut() {
-        Some(reports) => f(reports),
-        None => Err(Error::Interrupted),
-    };
+    host: &Host,
+) -> Result<(), Error> {
     let told = !settings.quiet;
-    let result = (|| {
-        with(&mut |r| r.begin(settings))?;
-        for run in settings.input.runs() {
-            let progress = Progress::begin(settings.quiet);
-            let solved = driver.solve(&run, &progress);
-            drop(progress);
-            let outcome = solved?;
-            with(&mut |r| {
-                r.add(outcome.clone())?;
-                if told && (plan.runs <= TOLD_ONE_BY_ONE || outcome.verdict() == Verdict::Failed) {
-                    say(human::verdict(&outcome, &r.job, settings.hash));
-                    let breakdown = human::breakdown(&outcome, &r.job);
-                    if !breakdown.is_empty() {
-                        say(breakdown);
-                    }
+    let mut warned = false;
+    open.with(|r| r.begin(settings))?;
+    for (i, run) in settings.input.runs().enumerate() {
+        let progress = Progress::begin(settings.quiet);
+        let solved = driver.solve(&run, &progress);
+        drop(progress);
+        let outcome = solved?;
+        // Processes go on to the next run at once, and must not be disturbed.
+        let idle = settings.fabric == Fabric::Mem || i + 1 == plan.runs;
+        let doubtful = open.with(|r| Ok(calibration::doubtful(&outcome, &r.job)))?;
+        let now = if idle && doubtful { driver.measure_again() } else { None };
+        open.with(|r| {
+            let warning = calibration::warning(&outcome, &r.job, now, host.cores).filter(|_| !warned);
+            r.job.gemm_gflops = r.job.gemm_gflops.map(|then| now.map_or(then, |now| now.max(then)));
+            r.add(outcome.clone())?;
+            if told && (plan.runs <= TOLD_ONE_BY_ONE || outcome.verdict() == Verdict::Failed) {
+                say(human::verdict(&outcome, &r.job, settings.hash));
+                let breakdown = human::breakdown(&outcome, &r.job);
+                if !breakdown.is_empty() {
+                    say(breakdown);
                 }
-                Ok(())
-            })?;
-        }
-        Ok(())
-    })();
-    // The watcher may have taken the reports; then it ends the program with 5.
-    let Some(reports) = lock(&reports).take() else { return Err(Error::Interrupted.into()) };
-    match result {
-        Ok(()) => reports.complete(settings).map_err(Failure::from),
-        Err(error) => {
-            let failure = Failure::Error(error);
-            reports.break_off(failure.status(), &failure.to_string());
-            Err(failure)
-        }
+            }
+            if let Some(warning) = warning {
+                warned = true; // of the first run that deserves it
+                say(format!("hpl-run: warning: {warning}"));
+            }
+            Ok(())
+        })?;
     }
+    Ok(())
 }
 
 /// The reports of a job, as far as they have grown.

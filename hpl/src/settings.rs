@@ -3,6 +3,8 @@
 //! Two steps, because sizing needs the speed of the machine: [`request`] reads and checks what the
 //! user said, [`Request::settle`] fills what was left open.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,9 +17,13 @@ use crate::exit::Failure;
 use crate::machine::Host;
 use crate::params::{Input, Sink};
 use crate::plan::Rate;
+use crate::units;
 
 /// Panels kept ahead at most; deeper look-ahead needs more panel buffers and gains nothing (HPL's TUNING).
 pub const DEEPEST: usize = 2;
+
+/// Larger files, and devices that never end, are no HPL.dat.
+const LARGEST: u64 = 1 << 20;
 
 /// What the user said, checked as far as it can be without knowing the machine.
 #[derive(Clone, Debug)]
@@ -96,10 +102,16 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
         None => Input::default(),
         Some(path) => {
             let shown = if named.is_some() { path.display().to_string() } else { "HPL.dat".to_string() };
-            let bytes = std::fs::read(path).map_err(|e| {
+            let mut bytes = vec![];
+            let read = File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes));
+            read.map_err(|e| {
                 let remedy = "name a file that you may read, or give the values as flags (see --help)";
                 Error::argument("HPL.dat", &shown, format!("cannot be read: {e}"), remedy)
             })?;
+            if bytes.len() as u64 > LARGEST {
+                let problem = format!("is larger than {}: it is no HPL.dat", units::bytes(LARGEST.into()));
+                return Err(Error::argument("HPL.dat", &shown, problem, "name another file").into());
+            }
             let parsed = dat::read(&shown, &bytes).map_err(Failure::Input)?;
             given = Given { n: true, nb: true, grid: true };
             if named.is_none() {
@@ -144,12 +156,21 @@ fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), 
             input.sink = Sink::Stderr;
         }
     } else if let (Some(json), Sink::File(report)) = (&cli.json, &input.sink)
-        && json == report
+        && place(json) == place(report)
     {
         let value = json.display();
         return Err(Error::argument("--json", value, "the HPL.out report goes there", "name another file"));
     }
     Ok(())
+}
+
+/// Where a file is or would be, whatever its path looks like.
+fn place(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let there = std::fs::canonicalize(path).or_else(|_| {
+        Ok::<_, std::io::Error>(std::fs::canonicalize(folder)?.join(path.file_name().unwrap_or_default()))
+    });
+    there.unwrap_or_else(|_| path.to_path_buf())
 }
 
 /// -P and -Q over the file's grids, and both against --ranks.
@@ -343,6 +364,8 @@ mod tests {
     fn files_that_cannot_be_read() {
         let message = asked("/nonexistent/HPL.dat").unwrap_err();
         assert!(message.contains("HPL.dat: /nonexistent/HPL.dat: cannot be read: "), "{message}");
+        let message = asked("/dev/zero").unwrap_err();
+        assert!(message.contains("/dev/zero: is larger than 1.00 MiB"), "{message}");
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("x.dat"), DAT.replacen("500", "1e2", 1)).unwrap();
         let named = cli(&folder.path().join("x.dat").display().to_string());
@@ -355,7 +378,10 @@ mod tests {
     fn json_on_stdout_moves_the_report() {
         assert_eq!(asked("--json -").unwrap().input.sink, Sink::Stderr);
         assert_eq!(asked("--json - --output x").unwrap().input.sink, Sink::File("x".into()));
-        assert!(asked("--json x --output x").unwrap_err().contains("name another file"));
+        for other in ["x", "./x", "src/../x"] {
+            assert!(asked(&format!("--json x --output {other}")).unwrap_err().contains("name another file"));
+        }
+        assert!(asked("--json x --output src/x").is_ok());
     }
 
     #[test]

@@ -34,7 +34,8 @@ pub fn duration(seconds: f64) -> String {
         s if s < 120.0 => format!("{s:.0} s"),
         s if s < 5400.0 => format!("{:.0} min", s / 60.0),
         s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
-        s => format!("{:.0} days", s / 86_400.0),
+        s if s < 63_072_000.0 => format!("{:.0} days", s / 86_400.0),
+        s => format!("{:.3e} years", s / 31_557_600.0),
     }
 }
 

@@ -39,6 +39,10 @@ impl Driver for Textbook {
         })
     }
 
+    fn measure_again(&mut self) -> Option<f64> {
+        None
+    }
+
     fn start(&mut self, _settings: &Settings) -> Result<(), Error> {
         self.started = true;
         Ok(())
@@ -311,6 +315,10 @@ struct Slow(Textbook);
 impl Driver for Slow {
     fn calibrate(&mut self, kernels: &str, ranks: usize, threads: usize) -> Result<Job, Error> {
         self.0.calibrate(kernels, ranks, threads)
+    }
+
+    fn measure_again(&mut self) -> Option<f64> {
+        None
     }
 
     fn start(&mut self, settings: &Settings) -> Result<(), Error> {

@@ -33,6 +33,6 @@ pub use reference::Reference;
 pub use rows::{RowSource, gather_strip, move_rows};
 pub use scalar::{Real, Scalar, c32, c64};
 pub use select::{Choice, Element, KernelSet};
-pub use selftest::{SelfTest, self_test};
+pub use selftest::{SelfTest, dgemm_gflops, self_test};
 pub use shared::SharedMut;
 pub use team::{Member, Patience, SubTeam, Team};

@@ -34,6 +34,7 @@ impl fmt::Display for Diagnostic {
             self.text.chars().skip(skip).take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect();
         let begin = self.span.start - skip;
         let carets = "^".repeat(self.span.len().clamp(1, (SHOWN - begin.min(SHOWN - 1)).max(1)));
+        let message: String = message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         writeln!(f, "{file}:{line}: {field}: {message}")?;
         writeln!(f, "{line:5} | {}", shown.trim_end())?;
         write!(f, "      | {}{carets} {remedy}", " ".repeat(begin))

@@ -40,6 +40,18 @@ pub fn split(bytes: &[u8]) -> Vec<Line> {
     lines
 }
 
+/// Why the bytes are no text, if they are none. (A few NULs are: some editors leave them.)
+pub fn no_text(bytes: &[u8]) -> Option<&'static str> {
+    /// More control characters than this are no slip of an editor.
+    const SLIPS: usize = 8;
+    let control = |b: &&u8| b.is_ascii_control() && !b.is_ascii_whitespace() && !matches!(b, 0 | 0x0b | 0x1a);
+    match bytes {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("the file is UTF-16"),
+        _ if bytes.iter().filter(control).count() > SLIPS => Some("the file is no text"),
+        _ => None,
+    }
+}
+
 fn tokens(text: &str) -> Vec<Token> {
     let mut tokens: Vec<Token> = vec![];
     let mut inside = false;
@@ -120,6 +132,16 @@ mod tests {
             assert_eq!(words, [vec!["a", "1"], vec!["b"]], "{text:?}");
         }
         assert_eq!(split(b"\xff 1")[0].tokens.len(), 2);
+    }
+
+    #[test]
+    fn what_is_no_text() {
+        let utf16: Vec<u8> = "HPL\n6 \n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        assert_eq!(no_text(&[&[0xff, 0xfe], &utf16[..]].concat()), Some("the file is UTF-16"));
+        assert_eq!(no_text(&[1, 2, 3, 27, 5, 6, 7, 127, 14, 15]), Some("the file is no text"));
+        for text in ["", "a\t1\r\n\x0c\x1a", "\u{feff}caf\u{e9}", "a\0\0\0\0\0\0\0\0\0\0 1"] {
+            assert_eq!(no_text(text.as_bytes()), None, "{text:?}");
+        }
     }
 
     #[test]

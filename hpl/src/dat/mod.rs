@@ -36,6 +36,17 @@ pub struct Parsed {
 /// # Errors
 /// Everything that is wrong with it, in the order of the lines.
 pub fn read(file: &str, bytes: &[u8]) -> Result<Parsed, Vec<Diagnostic>> {
+    if let Some(message) = lines::no_text(bytes) {
+        return Err(vec![Diagnostic {
+            file: file.to_string(),
+            line: 1,
+            field: "layout",
+            message: message.to_string(),
+            remedy: "save it as plain text (ASCII or UTF-8)".to_string(),
+            text: String::new(),
+            span: 0..1,
+        }]);
+    }
     reader::Reader::new(file, bytes).read()
 }
 

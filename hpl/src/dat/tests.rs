@@ -285,6 +285,7 @@ fn numbers_that_atoi_would_cut() {
     for (word, remedy) in [
         ("1e2", "write 100"),
         ("1,000", "write 1000"),
+        ("1000,2000", "write 1000 2000"),
         ("1_000", "write 1000"),
         ("29.0", "write 29"),
         ("29.5", "write a whole number, in digits"),

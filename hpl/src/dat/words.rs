@@ -97,7 +97,13 @@ impl Reader<'_> {
         let plain: String = text.chars().filter(|c| !matches!(c, ',' | '_' | '\'')).collect();
         let remedy = match plain.parse::<f64>() {
             Ok(value) if value.fract() == 0.0 && value.abs() <= LARGEST as f64 => {
-                format!("write {}", value as i64)
+                // Groups of three digits are thousands; others are a list.
+                let list = text.split(',').skip(1).any(|group| group.len() != 3);
+                if list {
+                    format!("write {}", text.replace(',', " "))
+                } else {
+                    format!("write {}", value as i64)
+                }
             }
             _ => "write a whole number, in digits".to_string(),
         };

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-use super::{Job, Outcome, Phases, Tally, Verdict, human};
+use super::{Job, Outcome, Phases, Tally, Verdict, calibration, human};
 use crate::exit::Status;
 use crate::hash;
 use crate::machine::Host;
@@ -68,6 +68,7 @@ struct RunReport {
     seconds: Number,
     gflops: Number,
     fraction_of_gemm: Number,
+    gemm_reached: Number,
     info: usize,
     threshold: Number,
     residual: Number,
@@ -190,6 +191,7 @@ impl RunReport {
             seconds: outcome.seconds.into(),
             gflops: outcome.gflops().into(),
             fraction_of_gemm: human::fraction(outcome, job).into(),
+            gemm_reached: calibration::reached(outcome, job).into(),
             info: outcome.info,
             threshold: run.threshold.into(),
             residual: outcome.residual().into(),

@@ -3,6 +3,7 @@
 //! The driver fills one [`Outcome`] a run; everything is printed from it.
 
 pub mod bundle;
+pub mod calibration;
 pub mod file;
 pub mod human;
 pub mod json;

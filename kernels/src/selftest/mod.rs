@@ -28,12 +28,21 @@ pub struct SelfTest {
     pub took: Duration,
 }
 
-/// Tests the kernels with teams up to this one, then measures dgemm for about half a second.
+/// Tests the kernels with teams up to this one, and measures dgemm before and after: a shared machine has moods,
+/// and what it can do shows in its best. About a second.
 pub fn self_test(set: &KernelSet, team: &Team) -> SelfTest {
+    const BUDGET: Duration = Duration::from_millis(300);
     let start = Instant::now();
+    let before = dgemm_gflops(set, team, BUDGET);
     let failures = check(set, team);
-    let measured = catch_unwind(AssertUnwindSafe(|| calibrate(set, team, Duration::from_millis(500))));
-    SelfTest { passed: failures.is_empty(), failures, gflops: measured.unwrap_or(0.0), took: start.elapsed() }
+    let gflops = before.max(dgemm_gflops(set, team, BUDGET));
+    SelfTest { passed: failures.is_empty(), failures, gflops, took: start.elapsed() }
+}
+
+/// Speed of double-precision gemm with the whole team, in Gflop/s, as [`SelfTest::gflops`] means it: the best of
+/// what fits into `budget`, three measurements at least. 0 when it panics.
+pub fn dgemm_gflops(set: &KernelSet, team: &Team, budget: Duration) -> f64 {
+    catch_unwind(AssertUnwindSafe(|| calibrate(set, team, budget))).unwrap_or(0.0)
 }
 
 /// The failures of all four types.
@@ -62,7 +71,7 @@ fn check_type<T: Element>(set: &KernelSet, teams: &[&Team], failures: &mut Vec<S
     }
 }
 
-/// Gflop/s of C := C - A·B with A m × 256 and B 256 × m: the median of what fits into `budget`.
+/// Gflop/s of C := C - A·B with A m × 256 and B 256 × m: the best of what fits into `budget`.
 ///
 /// m is 2048 (4096 for more than 8 threads), or as much of it as can be had a few times in the time. C's
 /// columns are as far apart as a local matrix's would be: no power of two, aligned.
@@ -89,11 +98,11 @@ fn calibrate(set: &KernelSet, team: &Team, budget: Duration) -> f64 {
             m *= 2;
             continue;
         }
-        let mut times = vec![time];
-        while times.len() < 3 || start.elapsed() < budget {
-            times.push(once());
+        let (mut best, mut count) = (time, 1);
+        while count < 3 || start.elapsed() < budget {
+            best = best.min(once());
+            count += 1;
         }
-        times.sort();
-        return (2 * m * m * K) as f64 / times[times.len() / 2].as_secs_f64() / 1e9;
+        return (2 * m * m * K) as f64 / best.as_secs_f64() / 1e9;
     }
 }

@@ -34,7 +34,11 @@ pub struct Supervisor<F> {
     command: F,
     segment_bytes: usize,
     bounds: Bounds,
+    interrupts: Option<Interrupts>,
 }
+
+/// How often the user has asked for the end.
+type Interrupts = Box<dyn Fn() -> i32 + Send>;
 
 /// A rank that has not joined so long after its start never will.
 const JOINING: Duration = Duration::from_secs(60);
@@ -45,7 +49,7 @@ impl<F: FnMut(usize) -> Command> Supervisor<F> {
     /// A job of `ranks` processes, each started by the command that `command` makes for it. Ranks inherit
     /// standard input, output and error unless the command says otherwise.
     pub fn new(ranks: usize, command: F) -> Self {
-        Supervisor { ranks, command, segment_bytes: 1 << 30, bounds: Bounds::default() }
+        Supervisor { ranks, command, segment_bytes: 1 << 30, bounds: Bounds::default(), interrupts: None }
     }
 
     /// Shared memory of each rank: the most that its [`crate::fabric::Fabric::alloc`] can give. Memory is
@@ -61,9 +65,17 @@ impl<F: FnMut(usize) -> Command> Supervisor<F> {
         self
     }
 
+    /// For a program that catches the signals which ask it to end: how many came so far. The supervisor then
+    /// catches none itself.
+    pub fn interrupts(mut self, count: impl Fn() -> i32 + Send + 'static) -> Self {
+        self.interrupts = Some(Box::new(count));
+        self
+    }
+
     /// Starts the ranks and returns when all have ended.
     ///
-    /// Meanwhile SIGINT, SIGTERM and SIGHUP to this process end the job in order (a second one at once).
+    /// Meanwhile SIGINT, SIGTERM and SIGHUP to this process end the job in order (a second one at once), unless
+    /// [`Supervisor::interrupts`] counts them.
     /// A failed job ends within the silence bound and a grace of at most 5 s more. If this process is
     /// killed, the ranks end too; on Linux that goes by the calling thread, which waits here.
     ///
@@ -85,7 +97,10 @@ impl<F: FnMut(usize) -> Command> Supervisor<F> {
                 })
             })
             .collect::<Result<Vec<_>>>()?;
-        let signals = Signals::listen();
+        let interrupts = self.interrupts.take().unwrap_or_else(|| {
+            let signals = Signals::listen();
+            Box::new(move || signals.count())
+        });
         let mut plan = Plan {
             rank: 0,
             size: self.ranks,
@@ -101,7 +116,7 @@ impl<F: FnMut(usize) -> Command> Supervisor<F> {
         }
         // The ranks have their own by now; ours would keep the memory of ranks that ended.
         drop((segments, control));
-        Ok(job.watch(&signals))
+        Ok(job.watch(&interrupts))
     }
 }
 
@@ -218,7 +233,7 @@ impl Running {
         Running { area, bounds, ranks: Vec::new(), watch, verdict: None, failed_at: None }
     }
 
-    fn watch(mut self, signals: &Signals) -> Outcome {
+    fn watch(mut self, interrupts: &Interrupts) -> Outcome {
         let mut ticked = Instant::now();
         while self.ranks.iter().any(|r| r.status.is_none()) {
             let now = Instant::now();
@@ -232,7 +247,7 @@ impl Running {
             for rank in 0..self.ranks.len() {
                 self.look_at(rank, now);
             }
-            match signals.count() {
+            match interrupts() {
                 0 => {}
                 1 => self.fail(Failure::Interrupted, 5, "interrupted".into()),
                 _ => self.kill_all(),

@@ -1,0 +1,116 @@
+//! Signals at any moment of a run: the program ends in order with 5, and leaves the files as they were.
+#![cfg(target_os = "linux")]
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn start(folder: &Path, ignoring: Option<i32>, args: &[&str]) -> Child {
+    std::fs::write(folder.join("out"), "old").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hpl-run"));
+    command.args(args).args(["--quiet", "--threads", "1", "--output", "out", "--json", "j.json"]);
+    command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    // Whatever the shell of the tests ignores: a test begins with the defaults.
+    let reset = move || {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            let action = if ignoring == Some(signal) { libc::SIG_IGN } else { libc::SIG_DFL };
+            // SAFETY: no handler.
+            unsafe { libc::signal(signal, action) };
+        }
+        Ok(())
+    };
+    // SAFETY: only sets signals' actions.
+    unsafe { command.pre_exec(reset) };
+    command.spawn().unwrap()
+}
+
+fn send(child: &Child, signal: i32) {
+    // SAFETY: the child is ours and has not been waited for.
+    unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+}
+
+/// Whether the process catches a signal.
+fn catches(child: &Child, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap_or("0");
+    u64::from_str_radix(mask.trim(), 16).unwrap_or(0) >> (signal - 1) & 1 == 1
+}
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+fn ended_in_order(child: Child, folder: &Path, when: &str) {
+    let hit = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(hit.elapsed() < Duration::from_secs(30), "{when}: {said}");
+    assert_eq!(output.status.code(), Some(5), "{when}: {said}");
+    assert_eq!(said.matches("hpl-run: interrupted").count(), 1, "{when}: {said}");
+    assert_eq!(std::fs::read_to_string(folder.join("out")).unwrap(), "old", "{when}");
+    assert!(
+        names(folder).iter().all(|n| ["out", "j.json.partial"].contains(&n.as_str())),
+        "{:?}",
+        names(folder)
+    );
+}
+
+/// From the first moment on, while nothing but dgemm has been measured.
+#[test]
+fn before_the_first_run() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let folder = tempfile::tempdir().unwrap();
+        let child = start(folder.path(), None, &["-N", "12000"]);
+        wait_until("it catches no signal", || catches(&child, signal));
+        send(&child, signal);
+        ended_in_order(child, folder.path(), &format!("signal {signal} at once"));
+        assert_eq!(names(folder.path()), ["out"]);
+    }
+}
+
+#[test]
+fn in_the_middle_of_a_run() {
+    for (i, fabric) in ["mem", "shm"].into_iter().enumerate() {
+        for (j, signal) in [libc::SIGINT, libc::SIGHUP].into_iter().enumerate() {
+            let folder = tempfile::tempdir().unwrap();
+            let child =
+                start(folder.path(), None, &["-N", "12000", "-P", "1", "-Q", "2", "--fabric", fabric]);
+            wait_until("the run does not begin", || names(folder.path()).len() > 1);
+            std::thread::sleep(Duration::from_millis(200 * (i + j) as u64));
+            send(&child, signal);
+            ended_in_order(child, folder.path(), &format!("signal {signal} on {fabric}"));
+        }
+    }
+}
+
+/// `nohup`, and jobs in the background of a script.
+#[test]
+fn what_is_ignored_stays_ignored() {
+    for signal in [libc::SIGINT, libc::SIGHUP] {
+        for fabric in ["mem", "shm"] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut child =
+                start(folder.path(), Some(signal), &["-N", "1500", "-P", "1", "-Q", "2", "--fabric", fabric]);
+            wait_until("it does not end", || {
+                send(&child, signal);
+                child.try_wait().unwrap().is_some()
+            });
+            assert_eq!(child.wait().unwrap().code(), Some(0), "signal {signal} on {fabric}");
+            assert_eq!(names(folder.path()), ["j.json", "out"]);
+        }
+    }
+}
