@@ -258,19 +258,22 @@ fn view_mut<T>(x: &mut [T], m: usize, n: usize, ld: usize) -> MatMut<'_, T> {
 
 /// The update as the distributed LU runs it: operands packed before, blocks of rows from a counter.
 fn packed<T: Element>(kernels: &dyn Kernels<T>, team: &Team, a: &[T], b: &[T], k: usize, c: MatMut<'_, T>) {
-    let (m, n, mc) = (c.nrows(), c.ncols(), kernels.tile().mc);
+    let (m, n, tile) = (c.nrows(), c.ncols(), kernels.tile());
+    let blocks = m.div_ceil(tile.mc);
     let c = SharedMut::new(c);
     let next = AtomicUsize::new(0);
     team.run(|_| {
         loop {
-            let i = next.fetch_add(mc, Ordering::Relaxed);
-            if i >= m {
+            let task = next.fetch_add(1, Ordering::Relaxed);
+            let (i, j) = (task % blocks * tile.mc, (task / blocks).saturating_mul(tile.nc));
+            if j >= n {
                 break;
             }
-            let rows = i..(i + mc).min(m);
-            let a = &a[i * k..kernels.tile().packed_a_len(rows.end, k)];
-            // SAFETY: each block of rows is taken by one member.
-            kernels.gemm_packed(-T::one(), a, b, k, unsafe { c.part(rows, 0..n) });
+            let (rows, cols) = (i..(i + tile.mc).min(m), j..j.saturating_add(tile.nc).min(n));
+            let a = &a[i * k..tile.packed_a_len(rows.end, k)];
+            let b = &b[j * k..tile.packed_b_len(k, cols.end)];
+            // SAFETY: each block is taken by one member.
+            kernels.gemm_packed(-T::one(), a, b, k, unsafe { c.part(rows, cols) });
         }
     });
 }

@@ -1,5 +1,6 @@
 //! The seam between distributed algorithms and local arithmetic.
 
+use crate::rows::ScatteredRows;
 use crate::{MatMut, MatRef, Scalar, Team};
 
 /// Whether an operand is used as it is, transposed, or conjugate-transposed (BLAS's `trans`).
@@ -66,6 +67,9 @@ pub struct Tile {
     pub nr: usize,
     /// Rows of A that a thread should work through at once (a multiple of `mr`), for a `k` near 256.
     pub mc: usize,
+    /// Columns of B that a thread should work through before it goes on to others (a multiple of `nr`, or more than
+    /// there can be), for a `k` near 256.
+    pub nc: usize,
 }
 
 impl Tile {
@@ -145,8 +149,32 @@ pub trait Kernels<T: Scalar>: Send + Sync {
     /// B := L⁻¹·B for a packed B; `l` is k × k, lower, unit diagonal (never read, nor the upper part).
     fn trsm_packed(&self, l: MatRef<'_, T>, b: &mut [T]);
 
+    /// L (k × k) as [`Kernels::trsm_with`] reads it best, for many solves with the same L; about k² elements.
+    fn pack_l(&self, l: MatRef<'_, T>) -> Vec<T> {
+        l.col_iter().flat_map(|column| column.iter().copied()).collect()
+    }
+
+    /// [`Kernels::trsm_packed`] with an L of order `k` from [`Kernels::pack_l`].
+    fn trsm_with(&self, l: &[T], k: usize, b: &mut [T]) {
+        self.trsm_packed(MatRef::from_column_major_slice(l, k, k), b);
+    }
+
     /// C += α·A·B for packed A and B; C is m × n and says how much of the tiles counts.
     fn gemm_packed(&self, alpha: T, a: &[T], b: &[T], k: usize, c: MatMut<'_, T>);
+
+    /// As [`Kernels::gemm_packed`], for a product whose thread will read `soon` next: a back end that can fetches it
+    /// into L2 meanwhile.
+    fn gemm_packed_before(
+        &self,
+        alpha: T,
+        a: &[T],
+        b: &[T],
+        k: usize,
+        c: MatMut<'_, T>,
+        _soon: ScatteredRows<'_, T>,
+    ) {
+        self.gemm_packed(alpha, a, b, k, c);
+    }
 
     // ---- Pieces of the panel: one thread a call ----
 

@@ -7,7 +7,7 @@ use faer::prelude::Reborrow;
 
 use crate::{Description, Diag, Kernels, MatMut, MatRef, Op, Scalar, SharedMut, Side, Team, Tile, Uplo};
 
-const TILE: Tile = Tile { mr: 4, nr: 4, mc: 64 };
+const TILE: Tile = Tile { mr: 4, nr: 4, mc: 64, nc: usize::MAX };
 
 /// See the module's text.
 pub struct Reference {

@@ -2,7 +2,8 @@
 //! packed, ready for [`crate::Kernels::trsm_packed`] and [`crate::Kernels::gemm_packed`].
 //!
 //! Every element touched lies in a cache line of its own, so the cost is that of memory latency. The
-//! lines of the next strip are asked for while the present one is copied.
+//! lines of the next strip are asked for while the present one is copied. (Rows that are moved go where rows of U
+//! were taken from, to lines that are here.)
 
 use crate::{MatMut, MatRef, Scalar};
 
@@ -13,6 +14,39 @@ pub enum RowSource {
     Local(usize),
     /// Row of what another rank sent: (which message, row in it).
     Received(usize, usize),
+}
+
+/// Rows of a matrix that will be gathered soon, by [`gather_strip`] or the like.
+#[derive(Clone, Copy)]
+pub struct ScatteredRows<'a, T> {
+    a: MatRef<'a, T>,
+    rows: &'a [usize],
+}
+
+impl<'a, T: Scalar> ScatteredRows<'a, T> {
+    /// `rows` of all columns of `a`.
+    pub fn new(a: MatRef<'a, T>, rows: &'a [usize]) -> Self {
+        ScatteredRows { a, rows }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.rows.len() * self.a.ncols()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where they are, column by column. For asking only: the addresses need not be valid.
+    pub(crate) fn addresses(self) -> impl Iterator<Item = *const T> {
+        let (base, lld) = (self.a.as_ptr(), self.a.col_stride());
+        (0..self.a.ncols()).flat_map(move |j| {
+            let column = base.wrapping_offset(j as isize * lld);
+            self.rows.iter().map(move |&row| column.wrapping_add(row))
+        })
+    }
 }
 
 /// Asks for a cache line that will be written soon.
@@ -83,16 +117,13 @@ pub fn move_rows<T: Scalar>(
     moves: &[(usize, RowSource)],
     col: usize,
 ) {
-    let lld = a.col_stride();
     for c in 0..a.ncols() {
-        let column = a.as_ptr_mut().wrapping_offset(c as isize * lld);
         for &(to, source) in moves {
             let x = match source {
                 RowSource::Local(from) => a[(from, c)],
                 RowSource::Received(p, row) => messages[p][(row, col + c)],
             };
             a[(to, c)] = x;
-            prefetch(column.wrapping_add(to).wrapping_offset(a.ncols() as isize * lld));
         }
     }
 }

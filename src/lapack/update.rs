@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{OnceLock, RwLock};
 
 use fulmen_kernels::{
-    Diag, Kernels, Mat, MatMut, MatRef, Member, Op, Scalar, SharedMut, Side, Team, Uplo, gather_strip,
-    move_rows,
+    Diag, Kernels, Mat, MatMut, MatRef, Member, Op, Scalar, ScatteredRows, SharedMut, Side, Team, Tile, Uplo,
+    gather_strip, move_rows,
 };
 
 use super::plan::RowPlan;
@@ -30,8 +30,9 @@ use crate::fabric::{Buf, Fabric, Lane};
 
 /// Chunks whose buffers exist at once.
 const SLOTS: usize = 3;
-/// Strips in one task of stage A.
-const STRIPS: usize = 4;
+/// Strips in one task of stage A: a multiple of the three that are solved together, and few enough for the lines that
+/// they are gathered from (400 KB at jb = 256) to be in L2 beside a block of U.
+const STRIPS: usize = 3;
 
 /// Buffers for packed U and of the row exchange, kept for the whole factorisation.
 pub(crate) struct UpdateSpace<T> {
@@ -126,6 +127,8 @@ pub(crate) struct Update<'a, T> {
     column: &'a Group,
     space: &'a Exchange<T>,
     panel: FactoredPanel<'a, T>,
+    /// Its L11, for the solves of all strips.
+    l11: Vec<T>,
     /// The local block.
     a: SharedMut<'a, T>,
     chunks: Vec<Chunk<'a, T>>,
@@ -182,8 +185,7 @@ impl<'a, T: Scalar> Update<'a, T> {
         cols: Range<usize>,
         failed: &'a OnceLock<Error>,
     ) -> Self {
-        let nr = kernels.tile().nr;
-        let mc = kernels.tile().mc;
+        let Tile { nr, mc, nc, .. } = kernels.tile();
         let exchange = column.len() > 1;
         let chunks = cols
             .clone()
@@ -196,7 +198,7 @@ impl<'a, T: Scalar> Update<'a, T> {
                     u: u[c % SLOTS],
                     x: Tasks::new(if exchange { groups } else { 0 }),
                     a: Tasks::new(groups),
-                    b: Tasks::new(panel.rows.len().div_ceil(mc)),
+                    b: Tasks::new(panel.rows.len().div_ceil(mc) * cols.len().div_ceil(nc)),
                     open: AtomicBool::new(!exchange),
                     messages: AtomicUsize::new(0),
                     arrived: AtomicBool::new(!exchange),
@@ -204,7 +206,11 @@ impl<'a, T: Scalar> Update<'a, T> {
                 }
             })
             .collect();
-        Update { kernels, column, space, panel, a, chunks, failed }
+        let l11 = match panel.triangle {
+            Triangle::UnitLower if !cols.is_empty() => kernels.pack_l(panel.top),
+            _ => Vec::new(),
+        };
+        Update { kernels, column, space, panel, l11, a, chunks, failed }
     }
 
     /// Does this member's part; returns when no task is left to take (others may still be in theirs).
@@ -230,18 +236,21 @@ impl<'a, T: Scalar> Update<'a, T> {
             }
             let a = c.checked_sub(1).filter(|&c| c < self.chunks.len());
             let b = c.checked_sub(2);
-            // Rows that are still on their way are not waited for while there is something to multiply.
-            if let Some(a) = a
-                && self.arrived(a, me)?
-            {
-                self.stage_a(a, me, clock)?;
-                between_tasks(me, clock, between)?;
-            }
             if let Some(b) = b {
                 clock.time(Phase::Idle, || self.wait(me, || self.chunks[b].a.all_done()))?;
                 while let Some(task) = self.chunks[b].b.take() {
-                    clock.time(Phase::Update, || self.multiply(b, task));
+                    // The rows of the next chunk are fetched while this one is multiplied: a task of stage A with
+                    // each of stage B, as long as there are any. Rows that are still on their way are not waited for.
+                    let strips = match a {
+                        Some(a) if self.arrived(a, me)? => self.chunks[a].a.take().map(|task| (a, task)),
+                        _ => None,
+                    };
+                    clock.time(Phase::Update, || self.multiply(b, task, strips));
                     self.chunks[b].b.finish();
+                    if let Some((a, task)) = strips {
+                        clock.time(Phase::RowExchange, || self.assemble_and_solve(a, task));
+                        self.chunks[a].a.finish();
+                    }
                     between_tasks(me, clock, between)?;
                 }
             }
@@ -447,28 +456,24 @@ impl<'a, T: Scalar> Update<'a, T> {
         let u = unsafe { chunk.u.part(strips.start * nr * k..strips.end * nr * k, 0..1) };
         let u = u.try_as_col_major_mut().map(|u| u.col_mut(0)).and_then(|u| u.try_as_col_major_mut());
         let u = u.expect("a column is contiguous").as_slice_mut();
-        for (strip, at) in u.chunks_exact_mut(nr * k).zip(cols.clone().step_by(nr)) {
-            let end = (at + nr).min(cols.end);
-            let global = chunk.cols.start + at..chunk.cols.start + end;
-            // SAFETY: this task alone touches these columns in stage A.
-            let mut a = unsafe { self.a.part(0..self.a.nrows(), global) };
-            let received: Vec<_> = messages.iter().map(|m| m.subcols(at, end - at)).collect();
-            gather_strip(a.as_ref(), &received, &plan.u, 0, nr, strip);
-            move_rows(a.as_mut(), &received, &plan.moves, 0);
+        let global = chunk.cols.start + cols.start..chunk.cols.start + cols.end;
+        // SAFETY: this task alone touches these columns in stage A.
+        let mut a = unsafe { self.a.part(0..self.a.nrows(), global) };
+        let received: Vec<_> = messages.iter().map(|m| m.subcols(cols.start, cols.len())).collect();
+        for (strip, at) in u.chunks_exact_mut(nr * k).zip((0..cols.len()).step_by(nr)) {
+            let width = nr.min(cols.len() - at);
+            gather_strip(a.as_ref(), &received, &plan.u, at, nr, strip);
+            move_rows(a.as_mut().subcols_mut(at, width), &received, &plan.moves, at);
         }
         match self.panel.triangle {
             Triangle::None => {}
-            Triangle::UnitLower => self.kernels.trsm_packed(self.panel.top, u),
+            Triangle::UnitLower => self.kernels.trsm_with(&self.l11, k, u),
             Triangle::Upper => self.solve_upper(u),
         }
-        for (strip, at) in u.chunks_exact(nr * k).zip(cols.clone().step_by(nr)) {
-            let end = (at + nr).min(cols.end);
-            // SAFETY: as above.
-            let mut a =
-                unsafe { self.a.part(0..self.a.nrows(), chunk.cols.start + at..chunk.cols.start + end) };
+        for (strip, at) in u.chunks_exact(nr * k).zip((0..cols.len()).step_by(nr)) {
             for &(row, i) in &plan.top {
-                for j in 0..end - at {
-                    a[(row, j)] = strip[i * nr + j];
+                for j in 0..nr.min(cols.len() - at) {
+                    a[(row, at + j)] = strip[i * nr + j];
                 }
             }
         }
@@ -486,19 +491,32 @@ impl<'a, T: Scalar> Update<'a, T> {
         self.kernels.pack_b(x.as_ref(), u);
     }
 
-    /// Stage B for one block of rows.
-    fn multiply(&self, c: usize, task: usize) {
+    /// Stage B for one block of rows and columns: all rows of some columns before the next columns. `next` is the
+    /// task (of which chunk) of stage A that this member does next.
+    fn multiply(&self, c: usize, task: usize, next: Option<(usize, usize)>) {
         let chunk = &self.chunks[c];
         let (tile, k) = (self.kernels.tile(), self.panel.plan.u.len());
-        let rows = task * tile.mc..((task + 1) * tile.mc).min(self.panel.rows.len());
+        let blocks = self.panel.rows.len().div_ceil(tile.mc);
+        let (row, col) = (task % blocks, task / blocks);
+        let rows = row * tile.mc..((row + 1) * tile.mc).min(self.panel.rows.len());
+        let cols = col * tile.nc..(col + 1).saturating_mul(tile.nc).min(chunk.cols.len());
         let l21 = &self.panel.packed[rows.start * k..rows.end.next_multiple_of(tile.mr) * k];
         // SAFETY: nobody writes U after all tasks of stage A.
-        let u = unsafe { chunk.u.part_ref(0..chunk.cols.len().next_multiple_of(tile.nr) * k, 0..1) };
+        let u = unsafe { chunk.u.part_ref(cols.start * k..cols.end.next_multiple_of(tile.nr) * k, 0..1) };
         let u = u.col(0).try_as_col_major().expect("a column is contiguous").as_slice();
         let block = self.panel.rows.start + rows.start..self.panel.rows.start + rows.end;
-        // SAFETY: tasks own disjoint blocks of rows of these columns, and stage A of this chunk is done.
-        let c = unsafe { self.a.part(block, chunk.cols.clone()) };
-        self.kernels.gemm_packed(-T::one(), l21, u, k, c);
+        // SAFETY: tasks own disjoint blocks of the chunk, and its stage A is done.
+        let c = unsafe { self.a.part(block, chunk.cols.start + cols.start..chunk.cols.start + cols.end) };
+        match next {
+            None => self.kernels.gemm_packed(-T::one(), l21, u, k, c),
+            Some((chunk, task)) => {
+                let (start, cols) = (self.chunks[chunk].cols.start, self.strips(chunk, task));
+                // SAFETY: this member alone touches these columns in stage A, and it has taken the task.
+                let a = unsafe { self.a.part_ref(0..self.a.nrows(), start + cols.start..start + cols.end) };
+                let soon = ScatteredRows::new(a, &self.panel.plan.send_u);
+                self.kernels.gemm_packed_before(-T::one(), l21, u, k, c, soon);
+            }
+        }
     }
 }
 

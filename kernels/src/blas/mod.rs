@@ -26,7 +26,7 @@ pub(crate) use library::{Wanted, known_names};
 
 /// A library packs both operands anew in each call. At this size that costs 7 % of OpenBLAS's and MKL's
 /// speed on one big call (512 x 512: 12 %; 2048 x 512: 4 %, but too coarse to share among many threads).
-const TILE: Tile = Tile { mr: 1024, nr: 512, mc: 1024 };
+const TILE: Tile = Tile { mr: 1024, nr: 512, mc: 1024, nc: usize::MAX };
 
 /// Below this many multiplications waking the team costs more than it brings.
 const WORTH_A_TEAM: usize = 64 * 64 * 64;

@@ -11,24 +11,38 @@ pub(super) struct Cpu {
     pub l3: usize,
 }
 
+/// Which operand has a block in L2, while the other passes by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Keep {
+    /// A block of A in L2, a strip of B in L1: slivers of A come from L2, MR elements a step.
+    A,
+    /// A block of B in L2, a sliver of A in L1: strips of B come from L2, NR elements a step, which is a third
+    /// of the traffic. Wants room for a sliver of A in L1.
+    B,
+}
+
 /// Block sizes of the packed loops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Blocking {
     /// Longest pass over k. Sums are cut by it, so it is one number for all CPUs: their bits agree.
     pub kc: usize,
-    /// Bytes of A that a thread works through at once (of L2).
-    pub a_bytes: usize,
+    /// Whose block is in L2.
+    pub keep: Keep,
+    /// Bytes of that block.
+    pub l2_bytes: usize,
     /// Bytes of B that all threads share (of L3).
     pub b_bytes: usize,
 }
 
 impl Blocking {
     /// The table.
-    pub(super) fn of(cpu: &Cpu, _isa: Isa) -> Self {
+    pub(super) fn of(cpu: &Cpu, isa: Isa) -> Self {
         Blocking {
             kc: 256,
-            // 192 rows of 256 on 1 MiB. More than half of L2 loses: B and C passing through throw A out.
-            a_bytes: (cpu.l2 / 8 * 3).clamp(96 << 10, 1 << 20),
+            // 48 KiB of L1 are those of Intel's cores since Ice Lake, where a block of B is better (README.md).
+            keep: if isa == Isa::Avx512 && cpu.l1 >= 48 << 10 { Keep::B } else { Keep::A },
+            // 192 rows of 256 on 1 MiB. More than half of L2 loses: what passes through throws the block out.
+            l2_bytes: (cpu.l2 / 8 * 3).clamp(96 << 10, 1 << 20),
             b_bytes: (cpu.l3 / 4 * 3).clamp(4 << 20, 24 << 20),
         }
     }
@@ -39,9 +53,9 @@ impl Blocking {
         (0..k).step_by(kc).map(move |p| (p, kc.min(k - p)))
     }
 
-    /// Rows of A in a block, a multiple of `mr`, for passes of `k` elements of `size` bytes.
-    pub(super) fn mc(&self, k: usize, mr: usize, size: usize) -> usize {
-        (self.a_bytes / (k.max(1) * size) / mr).clamp(1, 64) * mr
+    /// Rows of A (columns of B) in a block of L2, a multiple of `unit`, for passes of `k` elements of `size` bytes.
+    pub(super) fn block(&self, k: usize, unit: usize, size: usize) -> usize {
+        (self.l2_bytes / (k.max(1) * size) / unit).clamp(1, 64) * unit
     }
 }
 

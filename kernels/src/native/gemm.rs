@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use faer::prelude::ReborrowMut;
 
-use super::cpu::Blocking;
+use super::cpu::{Blocking, Keep};
 use super::micro::{Block, Micro};
 use super::pack::{Source, pack};
 use super::scratch::{Pool, with_own};
-use super::simd::Arch;
+use super::simd::{Arch, prefetch_l2};
+use crate::rows::ScatteredRows;
 use crate::{MatMut, MatRef, Op, Scalar, SharedMut, Team};
 
 /// op(A) as [`pack`] sees it: across its rows.
@@ -27,7 +28,7 @@ pub(super) fn columns_of<T: Scalar>((op, b): (Op, MatRef<'_, T>)) -> Source<T> {
     Source { across: rows.along, along: rows.across, ..rows }
 }
 
-/// C += α·A·B of packed operands.
+/// C += α·A·B of packed operands; asks for `soon` on the way.
 pub(super) fn packed<T: Scalar, K: Micro<T>>(
     blocking: &Blocking,
     alpha: T,
@@ -35,6 +36,7 @@ pub(super) fn packed<T: Scalar, K: Micro<T>>(
     b: &[T],
     k: usize,
     c: MatMut<'_, T>,
+    soon: Option<ScatteredRows<'_, T>>,
 ) {
     let (m, n) = (c.nrows(), c.ncols());
     assert!(a.len() >= m.next_multiple_of(K::MR) * k, "packed A has {} elements", a.len());
@@ -44,8 +46,23 @@ pub(super) fn packed<T: Scalar, K: Micro<T>>(
     }
     let (c, ldc) = (c.as_ptr_mut(), c.col_stride() as usize);
     let Some((_, kc)) = blocking.passes(k).next() else { return };
-    let mc = blocking.mc(kc, K::MR, size_of::<T>());
-    let nc = (blocking.b_bytes / (kc * size_of::<T>() * K::NR)).max(1) * K::NR;
+    let size = size_of::<T>();
+    let (mc, nc) = match blocking.keep {
+        // B in L3 holds still for a while.
+        Keep::A => (blocking.block(kc, K::MR, size), (blocking.b_bytes / (kc * size * K::NR)).max(1) * K::NR),
+        Keep::B => (m.next_multiple_of(K::MR), blocking.block(kc, K::NR, size)),
+    };
+    // In the second half, so many with each tile: what is fetched earlier is thrown out again by what passes through L2.
+    let tiles = m.div_ceil(K::MR) * n.div_ceil(K::NR) * blocking.passes(k).count();
+    let share = soon.map_or(0, |soon| (2 * soon.len()).div_ceil(tiles));
+    let mut soon = soon.into_iter().flat_map(ScatteredRows::addresses);
+    let mut tile = 0;
+    let mut ask = || {
+        tile += 1;
+        if 2 * tile > tiles {
+            soon.by_ref().take(share).for_each(prefetch_l2);
+        }
+    };
     // SAFETY: the instruction set was checked when the back end was made; all tiles lie inside the
     // operands, whose lengths were checked.
     unsafe {
@@ -69,7 +86,7 @@ pub(super) fn packed<T: Scalar, K: Micro<T>>(
                                 ldc,
                                 add: true,
                             }
-                            .run::<K>();
+                            .run::<K>(blocking.keep, &mut ask);
                         }
                     }
                 }
@@ -98,7 +115,7 @@ pub(super) fn panel<T: Scalar, K: Micro<T>>(
     let (c, ldc) = (c.as_ptr_mut(), c.col_stride() as usize);
     let direct = K::READS_COLUMNS && (k < PACK_A_FROM || n <= 2 * K::NR);
     let kc = blocking.passes(k).next().map_or(0, |(_, kc)| kc);
-    let mc = blocking.mc(kc, K::MR, size_of::<T>());
+    let mc = blocking.block(kc, K::MR, size_of::<T>());
     let b_len = n.next_multiple_of(K::NR) * kc;
     let a_len = (if direct { K::MR } else { mc.min(m.next_multiple_of(K::MR)) }) * kc;
     with_own(a_len + b_len, |own: *mut T| {
@@ -138,12 +155,12 @@ pub(super) fn panel<T: Scalar, K: Micro<T>>(
                             if direct && whole > 0 {
                                 let a = from.at(i, 0);
                                 let block = Block { m: whole, a, a_sliver: K::MR, a_step: lda, c, ..block };
-                                block.run::<K>();
+                                block.run::<K>(Keep::A, || {});
                                 i += whole;
                             } else {
                                 let rows = (m - i).min(if direct { K::MR } else { mc });
                                 pack::<T, K, true>(from.from(i, 0), rows, kc, pa);
-                                Block { m: rows, c, ..block }.run::<K>();
+                                Block { m: rows, c, ..block }.run::<K>(Keep::A, || {});
                                 i += rows;
                             }
                         }
@@ -249,11 +266,14 @@ impl<T: Scalar> Product<'_, T> {
         let kc = self.blocking.passes(self.k).next().map_or(1, |(_, kc)| kc);
         let nb = even(n, self.blocking.b_bytes / (kc * size), K::NR);
         let mb = even(m, A_BYTES / (kc * size), K::MR);
-        let mut mc = self.blocking.mc(kc, K::MR, size);
-        if m.div_ceil(mc) < 2 * team.len() {
-            mc = even(m, m.div_ceil(2 * team.len()), K::MR).min(mc);
+        let keep = self.blocking.keep;
+        // What is cut into blocks for L2: rows of A or columns of B.
+        let (all, unit) = if keep == Keep::A { (mb.min(m), K::MR) } else { (nb.min(n), K::NR) };
+        let mut block = self.blocking.block(kc, unit, size);
+        if all.div_ceil(block) < 2 * team.len() {
+            block = even(all, all.div_ceil(2 * team.len()), unit).min(block);
         }
-        let mc = even(mb.min(m), mc, K::MR);
+        let block = even(all, block, unit);
         let counter = AtomicUsize::new(0);
         pool.with((mb + nb) * kc, |buffer| {
             let pa = Place(buffer.as_mut_ptr());
@@ -271,10 +291,15 @@ impl<T: Scalar> Product<'_, T> {
                             let slivers = me.share(mb.div_ceil(K::MR), 1);
                             self.pack_part::<K, true>(self.a.from(i, p), mb, kc, slivers, pa.0);
                             me.barrier();
-                            let items = Items::new(mb, mc, nb, K::NR, me.len());
+                            let items = match keep {
+                                Keep::A => Items::new(mb, block, nb, K::NR, me.len()),
+                                Keep::B => Items::new(nb, block, mb, K::MR, me.len()),
+                            };
                             loop {
                                 let item = counter.fetch_add(1, Ordering::Relaxed) - taken;
-                                let Some((rows, cols)) = items.get(item) else { break };
+                                let Some((kept, passing)) = items.get(item) else { break };
+                                let (rows, cols) =
+                                    if keep == Keep::A { (kept, passing) } else { (passing, kept) };
                                 self.block::<K>((i, j, p, kc), rows, cols, pa.0, pb.0);
                             }
                             // Every member has overshot once.
@@ -348,7 +373,7 @@ impl<T: Scalar> Product<'_, T> {
                         ldc: self.c.lld(),
                         add: p > 0 || self.beta != T::zero(),
                     }
-                    .run::<K>();
+                    .run::<K>(self.blocking.keep, || {});
                 },
             );
         }
@@ -360,41 +385,43 @@ struct Place<T>(*mut T);
 // SAFETY: members write disjoint parts and read after a barrier.
 unsafe impl<T: Send> Sync for Place<T> {}
 
-/// Blocks of C that members take one by one: whole rows of blocks first, at the end smaller ones, so
-/// that all finish nearly together.
+/// Blocks of C that members take one by one: all that belongs to a block in L2 first, at the end smaller
+/// ones, so that all finish nearly together.
 struct Items {
-    m: usize,
-    n: usize,
-    mc: usize,
-    /// Rows of blocks that are handed out whole.
-    whole: usize,
-    rows: usize,
-    /// Parts that the others are cut into, and their columns.
+    /// Rows (columns) that are cut into blocks for L2, and the length of such a block.
+    kept: usize,
+    block: usize,
+    /// Columns (rows) that pass by, and the parts that those of the last blocks are cut into.
+    passing: usize,
+    part: usize,
     parts: usize,
-    nc: usize,
+    /// Blocks that are handed out whole, of all.
+    whole: usize,
+    blocks: usize,
 }
 
 impl Items {
-    fn new(m: usize, mc: usize, n: usize, nr: usize, members: usize) -> Self {
-        let rows = m.div_ceil(mc);
+    fn new(kept: usize, block: usize, passing: usize, unit: usize, members: usize) -> Self {
+        let blocks = kept.div_ceil(block);
         let most = if members == 1 { 1 } else { 4 };
-        let nc = even(n, n.div_ceil(most).max(8 * nr), nr);
-        let whole = if members == 1 { rows } else { rows.saturating_sub(2 * members) };
-        Items { m, n, mc, whole, rows, parts: n.div_ceil(nc), nc }
+        let part = even(passing, passing.div_ceil(most).max(8 * unit), unit);
+        let whole = if members == 1 { blocks } else { blocks.saturating_sub(2 * members) };
+        Items { kept, block, passing, part, parts: passing.div_ceil(part), whole, blocks }
     }
 
     fn len(&self) -> usize {
-        self.whole + (self.rows - self.whole) * self.parts
+        self.whole + (self.blocks - self.whole) * self.parts
     }
 
+    /// Of what is kept, and of what passes by.
     fn get(&self, item: usize) -> Option<(std::ops::Range<usize>, std::ops::Range<usize>)> {
-        let (row, cols) = if item < self.whole {
-            (item, 0..self.n)
+        let (block, passing) = if item < self.whole {
+            (item, 0..self.passing)
         } else {
-            let (row, part) = ((item - self.whole) / self.parts, (item - self.whole) % self.parts);
-            (self.whole + row, part * self.nc..((part + 1) * self.nc).min(self.n))
+            let (block, part) = ((item - self.whole) / self.parts, (item - self.whole) % self.parts);
+            (self.whole + block, part * self.part..((part + 1) * self.part).min(self.passing))
         };
-        let start = row * self.mc;
-        (row < self.rows).then(|| (start..(start + self.mc).min(self.m), cols))
+        let start = block * self.block;
+        (block < self.blocks).then(|| (start..(start + self.block).min(self.kept), passing))
     }
 }

@@ -1,5 +1,6 @@
 //! What changes with the element type and the instruction set, and the loop over the tiles of a block.
 
+use super::cpu::Keep;
 use super::simd::Arch;
 use crate::Scalar;
 
@@ -20,10 +21,37 @@ pub(super) struct TileJob<T> {
     pub cols: usize,
     /// Add to C; else C is not read.
     pub add: bool,
-    /// The tile of C that comes next, and the part of B that comes after this strip: fetched meanwhile.
+    /// The tile of C that comes next: fetched into L1 meanwhile.
     pub next_c: *const T,
-    pub next_b: *const T,
-    pub next_b_lines: usize,
+    /// The part of the operand in L1 (strip of B or sliver of A) that comes after this one: fetched into L2, so
+    /// many lines for each column of the tile.
+    pub next: *const T,
+    pub next_lines: usize,
+}
+
+/// A lower triangle as the solves read it: element (i, p) is at `at + (i / LR)·sliver + i % LR + p·step`.
+#[derive(Clone, Copy)]
+pub(super) struct Lower<T> {
+    pub at: *const T,
+    pub sliver: usize,
+    pub step: usize,
+}
+
+impl<T> Lower<T> {
+    /// As it lies in a column-major matrix.
+    pub(super) fn stored(at: *const T, ld: usize, lr: usize) -> Self {
+        Lower { at, sliver: lr, step: ld }
+    }
+
+    /// In slivers of `lr` rows, each `lr·k` elements.
+    pub(super) fn packed(at: *const T, k: usize, lr: usize) -> Self {
+        Lower { at, sliver: lr * k, step: lr }
+    }
+
+    /// Column 0 of rows `i..`.
+    pub(super) fn row(self, i: usize, lr: usize) -> *const T {
+        self.at.wrapping_add(i / lr * self.sliver + i % lr)
+    }
 }
 
 /// The register kernels of one element type on one instruction set.
@@ -41,8 +69,8 @@ pub(super) trait Micro<T: Scalar>: Copy + Send + Sync + 'static {
     /// Whether [`Micro::tile`] can read A where it lies, without packing.
     const READS_COLUMNS: bool;
 
-    /// Computes one tile.
-    unsafe fn tile(job: TileJob<T>);
+    /// Computes one tile. If `AHEAD`, B is asked for some steps ahead.
+    unsafe fn tile<const AHEAD: bool>(job: TileJob<T>);
 
     /// Writes element i of column p of a sliver of A. Within their column the MR elements may lie as
     /// the tile likes them (the strips of B lie as documented).
@@ -50,9 +78,11 @@ pub(super) trait Micro<T: Scalar>: Copy + Send + Sync + 'static {
     /// Writes column p of a sliver of A, MR elements from `run` on.
     unsafe fn copy_a(sliver: *mut T, p: usize, run: *const T);
 
-    /// X := L⁻¹·X for `strips` strips, each `k·NR` elements, one after another. `l` is k × k, lower;
-    /// its diagonal is taken as ones if `unit`.
-    unsafe fn solve(l: *const T, ldl: usize, k: usize, unit: bool, x: *mut T, strips: usize);
+    /// Rows of L that are solved together.
+    const LR: usize;
+    /// X := L⁻¹·X for `strips` strips, each `k·NR` elements, one after another. L is k × k, lower; its diagonal is taken
+    /// as ones if `unit`.
+    unsafe fn solve(l: Lower<T>, k: usize, unit: bool, x: *mut T, strips: usize);
 
     /// See [`crate::Kernels::panel_column`]: `cols` is m × (np + 1), `u` has np elements.
     unsafe fn column(
@@ -89,42 +119,59 @@ pub(super) struct Block<T> {
 }
 
 impl<T: Scalar> Block<T> {
-    /// Computes the block, strip by strip: B's strip stays in L1, A's block in L2. The next tile of C
-    /// and the next strip of B are fetched while a tile is computed.
+    /// Computes the block. The next tile of C and the next part of the operand that is not kept in L2 are
+    /// fetched while a tile is computed. Calls `before` each tile.
     ///
     /// # Safety
     /// As for [`Micro`].
     #[inline(always)]
-    pub(super) unsafe fn run<K: Micro<T>>(self) {
+    pub(super) unsafe fn run<K: Micro<T>>(self, keep: Keep, before: impl FnMut()) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match keep {
+                // Strip by strip.
+                Keep::A => self.tiles::<K, false>(before),
+                // Sliver by sliver. It does not fit into L1 beside all else, and much of it has to be asked for.
+                Keep::B => self.tiles::<K, true>(before),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tiles<K: Micro<T>, const BY_SLIVER: bool>(self, mut before: impl FnMut()) {
         let slivers = self.m.div_ceil(K::MR);
         let strips = self.n.div_ceil(K::NR);
-        let b_bytes = K::NR * self.k * size_of::<T>();
-        // Of the next strip, each tile fetches its share, in NR steps.
-        let lines = b_bytes.div_ceil(64).div_ceil(slivers.max(1) * K::NR);
-        for s in 0..strips {
-            let b = self.b.wrapping_add(s * self.b_strip);
-            let c0 = self.c.wrapping_add(s * K::NR * self.ldc);
-            let after = if s + 1 < strips { b.wrapping_add(self.b_strip) } else { self.b };
-            for r in 0..slivers {
-                let c = c0.wrapping_add(r * K::MR);
-                let next_c =
-                    if r + 1 < slivers { c.wrapping_add(K::MR) } else { c0.wrapping_add(K::NR * self.ldc) };
+        let (outer, inner) = if BY_SLIVER { (slivers, strips) } else { (strips, slivers) };
+        let (width, outer_step, first) =
+            if BY_SLIVER { (K::MR, self.a_sliver, self.a) } else { (K::NR, self.b_strip, self.b) };
+        // Of the next sliver (strip), each tile fetches its share, in NR steps.
+        let lines = (width * self.k * size_of::<T>()).div_ceil(64).div_ceil(inner.max(1) * K::NR);
+        let at = |o: usize, i: usize| {
+            let (r, s) = if BY_SLIVER { (o, i) } else { (i, o) };
+            (r, s, self.c.wrapping_add(r * K::MR + s * K::NR * self.ldc))
+        };
+        for o in 0..outer {
+            let after = if o + 1 < outer { first.wrapping_add((o + 1) * outer_step) } else { first };
+            for i in 0..inner {
+                before();
+                let (r, s, c) = at(o, i);
+                let (_, _, next_c) = if i + 1 < inner { at(o, i + 1) } else { at(o + 1, 0) };
                 // SAFETY: the caller's promise; the tile lies inside the block.
                 unsafe {
-                    K::tile(TileJob {
+                    K::tile::<BY_SLIVER>(TileJob {
                         k: self.k,
                         alpha: self.alpha,
                         a: self.a.wrapping_add(r * self.a_sliver),
                         a_step: self.a_step,
-                        b,
+                        b: self.b.wrapping_add(s * self.b_strip),
                         c,
                         ldc: self.ldc,
                         rows: (self.m - r * K::MR).min(K::MR),
                         cols: (self.n - s * K::NR).min(K::NR),
                         add: self.add,
                         next_c,
-                        next_b: after.wrapping_byte_add(r * K::NR * lines * 64),
-                        next_b_lines: lines,
+                        next: after.wrapping_byte_add(i * K::NR * lines * 64),
+                        next_lines: lines,
                     });
                 }
             }

@@ -19,8 +19,8 @@ mod trsm;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
-use cpu::{Blocking, Cpu};
-use micro::Micro;
+use cpu::{Blocking, Cpu, Keep};
+use micro::{Lower, Micro};
 use pack::{Source, pack, unpack};
 use real::RealTile;
 use scratch::Pool;
@@ -30,6 +30,7 @@ use split::SplitTile;
 
 use faer::prelude::Reborrow;
 
+use crate::rows::ScatteredRows;
 use crate::{Description, Diag, Kernels, MatMut, MatRef, Op, Scalar, Side, Team, Tile, Uplo, c32, c64};
 
 /// Instruction sets that there are kernels for, best first.
@@ -193,6 +194,23 @@ struct Native<T: Scalar, K> {
 }
 
 impl<T: Scalar, K: Micro<T>> Native<T, K> {
+    /// `l` is of order `k` and points into memory that is borrowed meanwhile.
+    fn solve(&self, l: Lower<T>, k: usize, b: &mut [T]) {
+        if k == 0 {
+            return;
+        }
+        assert_eq!(b.len() % (K::NR * k), 0, "packed B of {k} rows has {} elements", b.len());
+        let strips = b.len() / (K::NR * k);
+        // SAFETY: lengths checked, here and where `l` was made; the instruction set was checked when the back end
+        // was made.
+        unsafe {
+            K::Arch::enter(
+                #[inline(always)]
+                || K::solve(l, k, true, b.as_mut_ptr(), strips),
+            );
+        }
+    }
+
     fn new(isa: Isa) -> Self {
         let cpu = Cpu::detect();
         let name = match T::LETTER {
@@ -276,7 +294,12 @@ impl<T: Scalar, K: Micro<T>> Kernels<T> for Native<T, K> {
     }
 
     fn tile(&self) -> Tile {
-        Tile { mr: K::MR, nr: K::NR, mc: self.blocking.mc(self.blocking.kc, K::MR, size_of::<T>()) }
+        let (kc, size) = (self.blocking.kc, size_of::<T>());
+        let nc = match self.blocking.keep {
+            Keep::A => usize::MAX,
+            Keep::B => self.blocking.block(kc, K::NR, size),
+        };
+        Tile { mr: K::MR, nr: K::NR, mc: self.blocking.block(kc, K::MR, size), nc }
     }
 
     fn pack_a(&self, a: MatRef<'_, T>, out: &mut [T]) {
@@ -322,25 +345,42 @@ impl<T: Scalar, K: Micro<T>> Kernels<T> for Native<T, K> {
 
     fn trsm_packed(&self, l: MatRef<'_, T>, b: &mut [T]) {
         check("L", l);
+        assert_eq!(l.ncols(), l.nrows(), "L is square");
+        self.solve(Lower::stored(l.as_ptr(), l.col_stride() as usize, K::LR), l.nrows(), b);
+    }
+
+    fn pack_l(&self, l: MatRef<'_, T>) -> Vec<T> {
         let k = l.nrows();
-        assert_eq!(l.ncols(), k, "L is square");
-        if k == 0 {
-            return;
+        let mut packed = vec![T::zero(); k.next_multiple_of(K::LR) * k];
+        for (p, column) in l.col_iter().enumerate() {
+            for i in p..k {
+                packed[i / K::LR * K::LR * k + p * K::LR + i % K::LR] = column[i];
+            }
         }
-        assert_eq!(b.len() % (K::NR * k), 0, "packed B of {k} rows has {} elements", b.len());
-        let (ldl, strips) = (l.col_stride() as usize, b.len() / (K::NR * k));
-        // SAFETY: lengths checked; the instruction set was checked when the back end was made.
-        unsafe {
-            K::Arch::enter(
-                #[inline(always)]
-                || K::solve(l.as_ptr(), ldl, k, true, b.as_mut_ptr(), strips),
-            );
-        }
+        packed
+    }
+
+    fn trsm_with(&self, l: &[T], k: usize, b: &mut [T]) {
+        assert!(l.len() >= k.next_multiple_of(K::LR) * k, "packed L of order {k} has {} elements", l.len());
+        self.solve(Lower::packed(l.as_ptr(), k, K::LR), k, b);
     }
 
     fn gemm_packed(&self, alpha: T, a: &[T], b: &[T], k: usize, c: MatMut<'_, T>) {
         check("C", c.rb());
-        gemm::packed::<T, K>(&self.blocking, alpha, a, b, k, c);
+        gemm::packed::<T, K>(&self.blocking, alpha, a, b, k, c, None);
+    }
+
+    fn gemm_packed_before(
+        &self,
+        alpha: T,
+        a: &[T],
+        b: &[T],
+        k: usize,
+        c: MatMut<'_, T>,
+        soon: ScatteredRows<'_, T>,
+    ) {
+        check("C", c.rb());
+        gemm::packed::<T, K>(&self.blocking, alpha, a, b, k, c, Some(soon));
     }
 
     fn gemm_panel(&self, alpha: T, a: MatRef<'_, T>, b: MatRef<'_, T>, c: MatMut<'_, T>) {

@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use super::column;
-use super::micro::{Micro, TileJob};
+use super::micro::{Lower, Micro, TileJob};
 use super::simd::{Arch, Elem, Simd, prefetch, prefetch_l2, prefetch_write};
 use super::solve;
 use crate::Scalar;
@@ -32,27 +32,28 @@ where
     type Arch = A;
     const MR: usize = MV * S::LANES;
     const NR: usize = NR;
+    const LR: usize = RB;
     const READS_COLUMNS: bool = true;
 
     #[inline(always)]
-    unsafe fn tile(job: TileJob<R>) {
+    unsafe fn tile<const AHEAD: bool>(job: TileJob<R>) {
         let mut acc = [[S::splat(R::default()); MV]; NR];
         let (mut a, mut b) = (job.a, job.b);
         let chunk = job.k / NR;
         for j in 0..NR {
-            // A column of the next tile and some of B's next strip: spread, so as not to fill the
+            // A column of the next tile and some of what comes after this strip or sliver: spread, so as not to fill the
             // line-fill buffers.
             let c = job.next_c.wrapping_add(j * job.ldc);
             for line in 0..(Self::MR * size_of::<R>()).div_ceil(64) {
                 prefetch_write(c.wrapping_byte_add(64 * line));
             }
             prefetch_write(c.wrapping_add(Self::MR - 1));
-            for line in 0..job.next_b_lines {
-                prefetch_l2(job.next_b.wrapping_byte_add(64 * (j * job.next_b_lines + line)));
+            for line in 0..job.next_lines {
+                prefetch_l2(job.next.wrapping_byte_add(64 * (j * job.next_lines + line)));
             }
-            steps::<R, S, MV, NR>(chunk, &mut a, job.a_step, &mut b, &mut acc);
+            steps::<R, S, MV, NR, AHEAD>(chunk, &mut a, job.a_step, &mut b, &mut acc);
         }
-        steps::<R, S, MV, NR>(job.k - chunk * NR, &mut a, job.a_step, &mut b, &mut acc);
+        steps::<R, S, MV, NR, AHEAD>(job.k - chunk * NR, &mut a, job.a_step, &mut b, &mut acc);
 
         if job.rows == Self::MR && job.cols == NR {
             let alpha = S::splat(job.alpha);
@@ -82,8 +83,8 @@ where
         }
     }
     #[inline(always)]
-    unsafe fn solve(l: *const R, ldl: usize, k: usize, unit: bool, x: *mut R, strips: usize) {
-        solve::real::<R, W, NR, RB>(l, ldl, k, unit, x, strips);
+    unsafe fn solve(l: Lower<R>, k: usize, unit: bool, x: *mut R, strips: usize) {
+        solve::real::<R, W, NR, RB>(l, k, unit, x, strips);
     }
     #[inline(always)]
     unsafe fn column(
@@ -104,20 +105,27 @@ where
     }
 }
 
+/// How far ahead B is asked for. (A, too, gained nothing more.)
+pub(super) const STEPS_AHEAD: usize = 8;
+
 /// `k` steps of the tile's product.
 #[inline(always)]
-unsafe fn steps<R: Elem, S: Simd<R>, const MV: usize, const NR: usize>(
+unsafe fn steps<R: Elem, S: Simd<R>, const MV: usize, const NR: usize, const AHEAD: bool>(
     k: usize,
     a: &mut *const R,
     a_step: usize,
     b: &mut *const R,
     acc: &mut [[S::V; MV]; NR],
 ) {
-    if S::HAS_STEPS_3X4 && MV == 3 && NR == 4 {
-        S::steps_3x4(k, *a, a_step, *b, &mut *std::ptr::from_mut(acc).cast());
-        *a = a.wrapping_add(k * a_step);
-        *b = b.wrapping_add(k * NR);
-        return;
+    let mut k = k;
+    if let Some((mv, nr, at_once)) = S::BY_HAND
+        && (mv, nr) == (MV, NR)
+    {
+        let by_hand = k / at_once * at_once;
+        S::steps::<AHEAD>(by_hand, *a, a_step, *b, acc.as_mut_ptr().cast());
+        *a = a.wrapping_add(by_hand * a_step);
+        *b = b.wrapping_add(by_hand * NR);
+        k -= by_hand;
     }
     for _ in 0..k {
         if a_step != MV * S::LANES {
@@ -125,6 +133,11 @@ unsafe fn steps<R: Elem, S: Simd<R>, const MV: usize, const NR: usize>(
             // the hardware's will open.
             for line in 0..(MV * S::LANES * size_of::<R>()).div_ceil(64) {
                 prefetch(a.wrapping_add(MV * S::LANES).wrapping_byte_add(64 * line));
+            }
+        }
+        if AHEAD {
+            for line in 0..(NR * size_of::<R>()).div_ceil(64) {
+                prefetch(b.wrapping_add(STEPS_AHEAD * NR).wrapping_byte_add(64 * line));
             }
         }
         let mut av = [S::splat(R::default()); MV];

@@ -6,6 +6,7 @@
 
 use num_complex::Complex;
 
+use super::micro::Lower;
 use super::simd::{Elem, Simd};
 use crate::Scalar;
 
@@ -15,8 +16,7 @@ const COLUMNS: usize = 3;
 /// Strips of `NR` reals a row.
 #[inline(always)]
 pub(super) unsafe fn real<R: Elem, W: Simd<R>, const NR: usize, const RB: usize>(
-    l: *const R,
-    ldl: usize,
+    l: Lower<R>,
     k: usize,
     unit: bool,
     x: *mut R,
@@ -31,38 +31,36 @@ pub(super) unsafe fn real<R: Elem, W: Simd<R>, const NR: usize, const RB: usize>
         for s in 0..COLUMNS {
             x[s] = place(v + s);
         }
-        real_columns::<R, W, NR, RB, COLUMNS>(l, ldl, k, unit, x);
+        real_columns::<R, W, NR, RB, COLUMNS>(l, k, unit, x);
         v += COLUMNS;
     }
     while v < vectors {
-        real_columns::<R, W, NR, RB, 1>(l, ldl, k, unit, [place(v)]);
+        real_columns::<R, W, NR, RB, 1>(l, k, unit, [place(v)]);
         v += 1;
     }
 }
 
 #[inline(always)]
 unsafe fn real_columns<R: Elem, W: Simd<R>, const NR: usize, const RB: usize, const V: usize>(
-    l: *const R,
-    ldl: usize,
+    l: Lower<R>,
     k: usize,
     unit: bool,
     x: [*mut R; V],
 ) {
     let mut i = 0;
     while i + RB <= k {
-        real_rows::<R, W, NR, RB, V>(l, ldl, i, unit, x);
+        real_rows::<R, W, NR, RB, V>((l.row(i, RB), l.step), i, unit, x);
         i += RB;
     }
     while i < k {
-        real_rows::<R, W, NR, 1, V>(l, ldl, i, unit, x);
+        real_rows::<R, W, NR, 1, V>((l.row(i, RB), l.step), i, unit, x);
         i += 1;
     }
 }
 
 #[inline(always)]
 unsafe fn real_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize, const V: usize>(
-    l: *const R,
-    ldl: usize,
+    (l, step): (*const R, usize),
     i: usize,
     unit: bool,
     x: [*mut R; V],
@@ -73,9 +71,8 @@ unsafe fn real_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize, con
             acc[r][s] = W::load(x[s].add((i + r) * NR));
         }
     }
-    let l = l.add(i);
     for p in 0..i {
-        let lp = l.add(p * ldl);
+        let lp = l.add(p * step);
         let mut xp = [W::splat(R::default()); V];
         for s in 0..V {
             xp[s] = W::load(x[s].add(p * NR));
@@ -91,7 +88,7 @@ unsafe fn real_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize, con
     macro_rules! eliminate {
         ($($r:literal)*) => {$(
             if $r < ROWS {
-                let lp = l.add((i + $r) * ldl);
+                let lp = l.add((i + $r) * step);
                 if !unit {
                     let d = W::splat(*lp.add($r));
                     for s in 0..V {
@@ -117,8 +114,7 @@ unsafe fn real_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize, con
 /// Strips of `NR` complex numbers a row; in registers real and imaginary parts are apart.
 #[inline(always)]
 pub(super) unsafe fn split<R: Elem, W: Simd<R>, const NR: usize, const RB: usize>(
-    l: *const Complex<R>,
-    ldl: usize,
+    l: Lower<Complex<R>>,
     k: usize,
     unit: bool,
     x: *mut Complex<R>,
@@ -131,11 +127,11 @@ pub(super) unsafe fn split<R: Elem, W: Simd<R>, const NR: usize, const RB: usize
         let x = x.add(v / per_strip * NR * k + v % per_strip * W::LANES).cast::<R>();
         let mut i = 0;
         while i + RB <= k {
-            split_rows::<R, W, NR, RB>(l, ldl, i, unit, x);
+            split_rows::<R, W, NR, RB>((l.row(i, RB), l.step), i, unit, x);
             i += RB;
         }
         while i < k {
-            split_rows::<R, W, NR, 1>(l, ldl, i, unit, x);
+            split_rows::<R, W, NR, 1>((l.row(i, RB), l.step), i, unit, x);
             i += 1;
         }
     }
@@ -143,8 +139,7 @@ pub(super) unsafe fn split<R: Elem, W: Simd<R>, const NR: usize, const RB: usize
 
 #[inline(always)]
 unsafe fn split_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize>(
-    l: *const Complex<R>,
-    ldl: usize,
+    (l, step): (*const Complex<R>, usize),
     i: usize,
     unit: bool,
     x: *mut R,
@@ -156,9 +151,8 @@ unsafe fn split_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize>(
     for r in 0..ROWS {
         acc[r] = load_row::<R, W>(x.add((i + r) * 2 * NR));
     }
-    let l = l.add(i);
     for p in 0..i {
-        let lp = l.add(p * ldl);
+        let lp = l.add(p * step);
         let xp = load_row::<R, W>(x.add(p * 2 * NR));
         for r in 0..ROWS {
             acc[r] = subtract::<R, W>(*lp.add(r), xp, acc[r]);
@@ -167,7 +161,7 @@ unsafe fn split_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize>(
     macro_rules! eliminate {
         ($($r:literal)*) => {$(
             if $r < ROWS {
-                let lp = l.add((i + $r) * ldl);
+                let lp = l.add((i + $r) * step);
                 if !unit {
                     let d = crate::scalar::reciprocal(*lp.add($r));
                     let (re, im) = (W::splat(d.re), W::splat(d.im));

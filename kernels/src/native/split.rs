@@ -9,8 +9,9 @@ use std::marker::PhantomData;
 use num_complex::Complex;
 
 use super::column;
-use super::micro::{Micro, TileJob};
-use super::simd::{Arch, Elem, Simd, prefetch_l2, prefetch_write};
+use super::micro::{Lower, Micro, TileJob};
+use super::real::STEPS_AHEAD;
+use super::simd::{Arch, Elem, Simd, prefetch, prefetch_l2, prefetch_write};
 use super::solve;
 use crate::Scalar;
 
@@ -42,10 +43,11 @@ where
     type Arch = A;
     const MR: usize = MV * S::LANES;
     const NR: usize = NR;
+    const LR: usize = RB;
     const READS_COLUMNS: bool = false;
 
     #[inline(always)]
-    unsafe fn tile(job: TileJob<Complex<R>>) {
+    unsafe fn tile<const AHEAD: bool>(job: TileJob<Complex<R>>) {
         let zero = S::splat(<R as Default>::default());
         let mut acc = [[(zero, zero); MV]; NR];
         let (mut a, mut b) = (job.a.cast::<R>(), job.b.cast::<R>());
@@ -55,12 +57,12 @@ where
             for line in 0..=(Self::MR * 2 * size_of::<R>()) / 64 {
                 prefetch_write(c.wrapping_byte_add(64 * line));
             }
-            for line in 0..job.next_b_lines {
-                prefetch_l2(job.next_b.wrapping_byte_add(64 * (j * job.next_b_lines + line)));
+            for line in 0..job.next_lines {
+                prefetch_l2(job.next.wrapping_byte_add(64 * (j * job.next_lines + line)));
             }
-            steps::<R, S, MV, NR>(chunk, &mut a, 2 * job.a_step, &mut b, &mut acc);
+            steps::<R, S, MV, NR, AHEAD>(chunk, &mut a, 2 * job.a_step, &mut b, &mut acc);
         }
-        steps::<R, S, MV, NR>(job.k - chunk * NR, &mut a, 2 * job.a_step, &mut b, &mut acc);
+        steps::<R, S, MV, NR, AHEAD>(job.k - chunk * NR, &mut a, 2 * job.a_step, &mut b, &mut acc);
 
         if job.rows == Self::MR && job.cols == NR {
             let (alpha_re, alpha_im) = (S::splat(job.alpha.re), S::splat(job.alpha.im));
@@ -104,15 +106,8 @@ where
         }
     }
     #[inline(always)]
-    unsafe fn solve(
-        l: *const Complex<R>,
-        ldl: usize,
-        k: usize,
-        unit: bool,
-        x: *mut Complex<R>,
-        strips: usize,
-    ) {
-        solve::split::<R, W, NR, RB>(l, ldl, k, unit, x, strips);
+    unsafe fn solve(l: Lower<Complex<R>>, k: usize, unit: bool, x: *mut Complex<R>, strips: usize) {
+        solve::split::<R, W, NR, RB>(l, k, unit, x, strips);
     }
     #[inline(always)]
     unsafe fn column(
@@ -144,7 +139,7 @@ pub(super) unsafe fn fma1<R: Elem, S: Simd<R>>(a: Complex<R>, b: Complex<R>, c: 
 
 /// `k` steps of the tile's product; `a_step` counts reals.
 #[inline(always)]
-unsafe fn steps<R: Elem, S: Simd<R>, const MV: usize, const NR: usize>(
+unsafe fn steps<R: Elem, S: Simd<R>, const MV: usize, const NR: usize, const AHEAD: bool>(
     k: usize,
     a: &mut *const R,
     a_step: usize,
@@ -153,6 +148,11 @@ unsafe fn steps<R: Elem, S: Simd<R>, const MV: usize, const NR: usize>(
 ) {
     let mr = MV * S::LANES;
     for _ in 0..k {
+        if AHEAD {
+            for line in 0..(2 * NR * size_of::<R>()).div_ceil(64) {
+                prefetch(b.wrapping_add(STEPS_AHEAD * 2 * NR).wrapping_byte_add(64 * line));
+            }
+        }
         let zero = S::splat(<R as Default>::default());
         let mut av = [(zero, zero); MV];
         for i in 0..MV {

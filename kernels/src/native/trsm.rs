@@ -6,7 +6,7 @@
 
 use super::cpu::Blocking;
 use super::gemm;
-use super::micro::Micro;
+use super::micro::{Lower, Micro};
 use super::pack::{Source, pack, unpack};
 use super::scratch::{Pool, with_own};
 use super::simd::Arch;
@@ -97,7 +97,7 @@ impl<T: Scalar> Solve<'_, T> {
 
     /// Solves with one diagonal block.
     fn direct<K: Micro<T>>(&self, start: usize, k: usize) {
-        let mut l = vec![T::zero(); k * k];
+        let mut l = vec![T::zero(); k.next_multiple_of(K::LR) * k];
         let conj = self.op == Op::ConjTrans;
         let place = |i: usize| start + if self.reversed { k - 1 - i } else { i };
         for j in 0..k {
@@ -105,7 +105,7 @@ impl<T: Scalar> Solve<'_, T> {
             for i in j + usize::from(unit)..k {
                 let (r, c) = if self.transposed { (place(j), place(i)) } else { (place(i), place(j)) };
                 let x = self.a[(r, c)];
-                l[i + j * k] = if conj { x.conjugate() } else { x };
+                l[i / K::LR * K::LR * k + i % K::LR + j * K::LR] = if conj { x.conjugate() } else { x };
             }
         }
         let left = self.side == Side::Left;
@@ -134,7 +134,8 @@ impl<T: Scalar> Solve<'_, T> {
                             || {
                                 pack::<T, K, false>(x, n, k, strips);
                                 let unit = self.diag == Diag::Unit;
-                                K::solve(l.as_ptr(), k, k, unit, strips, n.div_ceil(K::NR));
+                                let l = Lower::packed(l.as_ptr(), k, K::LR);
+                                K::solve(l, k, unit, strips, n.div_ceil(K::NR));
                                 unpack::<T, K>(strips, n, k, x);
                             },
                         );

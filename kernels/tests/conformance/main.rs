@@ -10,8 +10,8 @@ use std::fmt::Debug;
 use std::io::Write;
 
 use fulmen_kernels::{
-    Choice, Complex, Diag, Element, KernelSet, Kernels, Op, Real, SharedMut, Side, Team, Uplo, c32, c64,
-    self_test,
+    Choice, Complex, Diag, Element, KernelSet, Kernels, Op, Real, ScatteredRows, SharedMut, Side, Team, Uplo,
+    c32, c64, self_test,
 };
 use proptest::prelude::*;
 use sample::{Random, RealOf, Sample, is_nan, nan, operand, under};
@@ -281,7 +281,10 @@ fn packed<T: Element>(
     }
 
     let l = triangle::<T>(random, k, Uplo::Lower, Diag::Unit);
+    let mut again = pb.clone();
+    kernels.trsm_with(&kernels.pack_l(l.view()), k, &mut again);
     kernels.trsm_packed(l.view(), &mut pb);
+    prop_assert!(again == pb, "{name}: trsm_with {size:?} gives other bits than trsm_packed");
     kernels.unpack_b(&pb, back.view_mut());
     for j in 0..n {
         for i in 0..k {
@@ -484,8 +487,12 @@ fn stable<T: Element>(
     let (mut whole, mut part) = (c.clone(), c.clone());
     let (pa, pb) = pack(a.view(), b.view());
     kernels.gemm_packed(-T::one(), &pa, &pb, k, whole.view_mut());
+    // What is asked for on the way may lie anywhere.
+    let rows_asked: Vec<usize> = (0..3 * m).map(|i| 7 * i).collect();
+    let soon = ScatteredRows::new(a.view(), &rows_asked);
     let (pa, pb) = pack(sub_a, sub_b);
-    kernels.gemm_packed(-T::one(), &pa, &pb, k, part.view_mut().submatrix_mut(i0, j0, rows, cols));
+    let part_of_c = part.view_mut().submatrix_mut(i0, j0, rows, cols);
+    kernels.gemm_packed_before(-T::one(), &pa, &pb, k, part_of_c, soon);
     for j in j0..j0 + cols {
         for i in i0..i0 + rows {
             same(whole.at(i, j), part.at(i, j), &("packed", i, j))?;

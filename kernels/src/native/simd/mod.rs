@@ -82,12 +82,19 @@ pub(super) trait Simd<R: Elem>: Copy + Send + Sync + 'static {
     /// The inverse of [`Simd::zip`].
     unsafe fn unzip(lo: Self::V, hi: Self::V) -> (Self::V, Self::V);
 
-    /// `k` steps of a tile of 3 vectors by 4 columns, which fills 16 registers to the last: where
-    /// [`Simd::HAS_STEPS_3X4`], the compiler would spill.
-    unsafe fn steps_3x4(_k: usize, _a: *const R, _a_step: usize, _b: *const R, _acc: &mut [[Self::V; 3]; 4]) {
+    /// The tile, in vectors by columns, whose steps are written out by hand, and how many of them at a time.
+    const BY_HAND: Option<(usize, usize, usize)> = None;
+    /// Steps of that tile: `k` is a multiple of what they are written for; column p of A is at `a + p·a_step`.
+    /// If `AHEAD`, what B has 8 steps later is asked for.
+    unsafe fn steps<const AHEAD: bool>(
+        _k: usize,
+        _a: *const R,
+        _a_step: usize,
+        _b: *const R,
+        _acc: *mut Self::V,
+    ) {
         unreachable!("asked for by no instruction set without it")
     }
-    const HAS_STEPS_3X4: bool = false;
 }
 
 /// Asks for the line at `p` in L1, to be written. `p` need not be valid.
