@@ -1,5 +1,6 @@
 //! The links' speeds: when a message's frames leave and arrive.
 
+use crate::abi::QPT_RC;
 use crate::nic::{FRAME, frames};
 use crate::shared::{Guard, Send};
 use crate::world::Link;
@@ -41,6 +42,10 @@ impl Guard<'_> {
         self.port(port).qps[q].sending_until = send.sent_at;
         if let Some(p) = peer {
             self.port(p).receiving_until = until;
+        }
+        // A reliable sender is told when the message is there, not when it has left.
+        if self.port(port).qps[q].kind == QPT_RC {
+            send.sent_at = send.arrives_at;
         }
     }
 }

@@ -195,10 +195,15 @@ impl Guard<'_> {
                 return self.flush(port, q);
             }
         }
+        self.land(port, q, now);
+    }
+
+    /// Completes the receives of what has arrived by then. What has left arrives, whatever becomes of its sender.
+    pub fn land(&mut self, port: usize, q: usize, by: u64) {
         loop {
             let qp = &self.port(port).qps[q];
             let (position, number) = (qp.send_arrived, qp.number);
-            if position == qp.send_sent || at(&qp.sends, position).arrives_at > now {
+            if position == qp.send_sent || at(&qp.sends, position).arrives_at > by {
                 return;
             }
             let send = *at(&qp.sends, position);
@@ -479,6 +484,7 @@ impl Guard<'_> {
 
     /// Completes everything of a queue pair with WR_FLUSH_ERR (NIC: it was moved to ERR or failed).
     pub fn flush(&mut self, port: usize, q: usize) {
+        self.land(port, q, u64::MAX);
         let qp = &mut self.port(port).qps[q];
         let (send_cq, recv_cq) = (qp.send_cq, qp.recv_cq);
         while self.port(port).qps[q].send_sent < self.port(port).qps[q].send_tail {

@@ -258,6 +258,7 @@ impl Guard<'_> {
 
     /// Takes a queue pair's work away, with its completions that nobody has polled.
     pub fn empty_queues(&mut self, port: usize, slot: usize) {
+        self.land(port, slot, u64::MAX);
         let qp = &mut self.port(port).qps[slot];
         let at = |position: u64| position as usize % RING;
         let sends = (qp.send_polled..qp.send_sent).filter(|i| qp.sends[at(*i)].hidden == 0).count() as u32;

@@ -371,3 +371,18 @@ fn a_source_is_read_until_its_completion() {
     b.completions(1);
     assert_eq!(b.bytes()[..65536], a.bytes()[..65536], "a program that breaks the contract is found out");
 }
+
+#[test]
+fn what_has_left_arrives_though_its_sender_goes() {
+    let far = Link { bytes_per_second: 0.0, latency_ns: 2e8, frame_ns: 0.0 };
+    let world = World::mesh(Profile::Apple, 2).link(far, 1.0).install().unwrap();
+    let verbs = load(&world);
+    let [a, b] = pair(&verbs, CABLE, QPT_UC, 64, MIB);
+    a.fill(3);
+    b.recv(1, 0, KIB64).unwrap();
+    a.send(2, 0, KIB64).unwrap();
+    a.completions(1);
+    let sent = a.bytes()[..KIB64 as usize].to_vec();
+    a.close();
+    assert_eq!((b.completions(1)[0].byte_len, &b.bytes()[..KIB64 as usize]), (KIB64, &sent[..]));
+}
