@@ -26,6 +26,7 @@ pub mod rendezvous;
 mod shared;
 pub mod shm;
 pub mod tcp;
+pub mod verbs;
 
 pub use buf::{Buf, Memory};
 

@@ -1,0 +1,179 @@
+//! Memory that is registered once and stays registered: a few large mappings, handed out in pages.
+//!
+//! Devices have few regions (about a hundred on a Mac) and registering is slow, so nothing is registered or
+//! given back on the way: what a program drops is handed out again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::nic::EXTENT;
+use crate::error::Result;
+use crate::fabric::Memory;
+use crate::fabric::mem::pages::Pages;
+
+/// What is handed out is a multiple of this: the page of Apple's machines.
+const PAGE: usize = 16 << 10;
+/// The first mapping's length; each further one is twice as long as the one before, up to [`LARGEST`].
+const SMALLEST: usize = 4 << 20;
+const LARGEST: usize = 256 << 20;
+/// Mappings are multiples of this: huge pages.
+const HUGE: usize = 2 << 20;
+
+struct Region {
+    pages: Pages,
+    len: usize,
+    /// Free ranges: offset and length; neighbours are joined.
+    free: BTreeMap<usize, usize>,
+    /// From here on nothing was ever handed out: it is zeroed.
+    fresh: usize,
+}
+
+impl Region {
+    fn take(&mut self, len: usize) -> Option<usize> {
+        let (at, have) = self.free.iter().map(|(at, len)| (*at, *len)).find(|(_, have)| *have >= len)?;
+        self.free.remove(&at);
+        if have > len {
+            self.free.insert(at + len, have - len);
+        }
+        Some(at)
+    }
+
+    fn give_back(&mut self, mut at: usize, mut len: usize) {
+        if let Some((before, have)) = self.free.range(..at).next_back().map(|(a, l)| (*a, *l))
+            && before + have == at
+        {
+            self.free.remove(&before);
+            (at, len) = (before, have + len);
+        }
+        if let Some(after) = self.free.remove(&(at + len)) {
+            len += after;
+        }
+        self.free.insert(at, len);
+    }
+}
+
+/// All memory of one rank's fabric.
+#[derive(Default)]
+pub struct Arena {
+    regions: Mutex<Vec<Region>>,
+}
+
+/// What a [`Memory`] of this fabric is made of.
+struct Owner {
+    arena: Arc<Arena>,
+    region: usize,
+    at: usize,
+    len: usize,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.arena.lock()[self.region].give_back(self.at, self.len);
+    }
+}
+
+impl Arena {
+    fn lock(&self) -> MutexGuard<'_, Vec<Region>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Zeroed memory from what is mapped already; `None`: [`Arena::grow`] first.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Arc<Memory>> {
+        let len = bytes.max(1).checked_next_multiple_of(PAGE)?;
+        let mut regions = self.lock();
+        let (region, at) = regions.iter_mut().enumerate().find_map(|(i, r)| Some((i, r.take(len)?)))?;
+        let r = &mut regions[region];
+        // SAFETY: a range of the region that nobody else has.
+        let first = unsafe { r.pages.as_ptr().add(at) };
+        let used = r.fresh.saturating_sub(at).min(len);
+        // SAFETY: the part of that range that was handed out before.
+        unsafe { first.write_bytes(0, used) };
+        r.fresh = r.fresh.max(at + len);
+        let owner = Owner { arena: Arc::clone(self), region, at, len };
+        // SAFETY: initialised, page-aligned, in a mapping that lives as long as the arena, which the owner keeps.
+        Some(Arc::new(unsafe { Memory::new(first, bytes, Box::new(owner)) }))
+    }
+
+    /// Maps at least `bytes` more and shows them to `register`, in pieces that cross no [`EXTENT`] line.
+    pub fn grow(&self, bytes: usize, mut register: impl FnMut(*mut u8, usize) -> Result<()>) -> Result<()> {
+        let mut regions = self.lock();
+        let step = SMALLEST.checked_shl(regions.len() as u32).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
+        let len = bytes.max(step).saturating_add(PAGE).next_multiple_of(HUGE);
+        let pages = Pages::new(len)?;
+        let first = pages.as_ptr();
+        // SAFETY: inside the mapping.
+        let done =
+            pieces(first as usize, len).try_for_each(|(at, piece)| register(unsafe { first.add(at) }, piece));
+        // A mapping of which a part was registered has to stay, but is not handed out.
+        let free = if done.is_ok() { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
+        regions.push(Region { pages, len, free, fresh: 0 });
+        done
+    }
+
+    /// Whether `memory` was taken from here.
+    pub fn owns(self: &Arc<Self>, memory: &Memory) -> bool {
+        memory.owner().downcast_ref::<Owner>().is_some_and(|owner| Arc::ptr_eq(&owner.arena, self))
+    }
+
+    /// Bytes mapped, and bytes handed out.
+    pub fn usage(&self) -> (usize, usize) {
+        let regions = self.lock();
+        let mapped = regions.iter().map(|r| r.len).sum();
+        (mapped, mapped - regions.iter().flat_map(|r| r.free.values()).sum::<usize>())
+    }
+}
+
+/// Offset and length of the pieces of `len` bytes at address `first`, cut at the lines.
+fn pieces(first: usize, len: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let piece = (EXTENT - (first + at) % EXTENT).min(len - at);
+        at += piece;
+        (piece > 0).then_some((at - piece, piece))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cross_no_line() {
+        let all: Vec<_> = pieces(3 * EXTENT - 4096, EXTENT + 8192).collect();
+        assert_eq!(all, [(0, 4096), (4096, EXTENT), (EXTENT + 4096, 4096)]);
+        assert_eq!(pieces(64, 100).collect::<Vec<_>>(), [(0, 100)]);
+    }
+
+    #[test]
+    fn what_is_given_back_is_handed_out_again_zeroed() {
+        let arena = Arc::new(Arena::default());
+        assert!(arena.take(10).is_none());
+        let mut registered = 0;
+        let grow = |arena: &Arena, bytes, registered: &mut usize| {
+            arena.grow(bytes, |at, len| {
+                assert_eq!(at as usize / EXTENT, (at as usize + len - 1) / EXTENT);
+                *registered += len;
+                Ok(())
+            })
+        };
+        grow(&arena, 10, &mut registered).unwrap();
+        let many: Vec<_> = (0..50).map(|i| arena.take(1000 * i).unwrap()).collect();
+        for memory in &many {
+            assert!((memory.as_ptr() as usize).is_multiple_of(4096) && arena.owns(memory));
+            // SAFETY: ours alone.
+            unsafe { memory.as_ptr().write_bytes(7, memory.len()) };
+        }
+        let (mapped, used) = arena.usage();
+        assert_eq!(mapped, registered);
+        assert!(used >= 50 * 49 * 500);
+        drop(many);
+        assert_eq!(arena.usage(), (mapped, 0));
+        let all = arena.take(mapped).unwrap();
+        // SAFETY: ours alone.
+        assert!(unsafe { std::slice::from_raw_parts(all.as_ptr(), all.len()) }.iter().all(|b| *b == 0));
+        assert!(arena.take(1).is_none());
+        grow(&arena, 20 << 20, &mut registered).unwrap();
+        assert!(arena.take(20 << 20).is_some());
+        assert!(!Arc::new(Arena::default()).owns(&all));
+    }
+}

@@ -1,0 +1,93 @@
+//! `fabric::verbs` over emulated devices: Apple's limits, and a card with one-sided writes.
+#![cfg(target_os = "linux")]
+
+mod conformance;
+mod verbs;
+
+use conformance::CASES;
+use fulmen::fabric::verbs::{Devices, Mode, Options, Service};
+use fulmen_emu_verbs::{Counters, Profile};
+
+/// Nothing that a provider would punish, and nothing left.
+fn check_clean(c: &Counters) {
+    let never = [
+        ("messages without a receive", c.recv_missing),
+        ("length errors", c.length_errors),
+        ("posts beyond the grant", c.over_posts),
+        ("transfers past a 4 GiB line", c.aliased),
+        ("wrong keys", c.bad_keys + c.bad_remote_keys),
+        ("completions lost", c.overruns),
+        ("left: queue pairs", c.qps),
+        ("left: completion queues", c.cqs),
+        ("left: regions", c.mrs),
+        ("left: domains", c.pds),
+    ];
+    for (what, n) in never {
+        assert_eq!(n, 0, "{what}: {c:?}");
+    }
+}
+
+fn conformance(profile: Profile, way: Option<(Service, Mode)>, cables: usize) {
+    for case in CASES {
+        let world = verbs::mesh(profile, case.ranks, cables).install().unwrap();
+        let options = Options { way, ..verbs::options(&world, case.ranks, cables) };
+        let results = verbs::run(case.ranks, &options, |fabric| case.run(&fabric));
+        for (rank, result) in results.iter().enumerate() {
+            case.judge(rank, result);
+        }
+        if case.ends_well() {
+            check_clean(&world.counters());
+        }
+        if profile == Profile::Apple {
+            assert_eq!(world.counters().not_sends, 0, "{}: only SENDs on Apple's devices", case.name);
+        }
+    }
+}
+
+#[test]
+fn conformance_posted_on_apples_devices() {
+    conformance(Profile::Apple, None, 1);
+}
+
+#[test]
+fn conformance_posted_on_two_cables() {
+    conformance(Profile::Apple, None, 2);
+}
+
+#[test]
+fn conformance_write_on_a_card() {
+    conformance(Profile::Nic, Some((Service::Rc, Mode::Write)), 1);
+}
+
+#[test]
+fn conformance_every_other_way_on_a_card() {
+    for way in [(Service::Uc, Mode::Write), (Service::Rc, Mode::Posted), (Service::Uc, Mode::Posted)] {
+        conformance(Profile::Nic, Some(way), 2);
+    }
+}
+
+/// On the machine's own devices, or those of an emulator: `FULMEN_VERBS_DEVICES=rxe0` names what every rank uses.
+#[test]
+fn conformance_on_this_machines_devices() {
+    let Ok(names) = std::env::var("FULMEN_VERBS_DEVICES") else {
+        return println!("skipped: FULMEN_VERBS_DEVICES names no device");
+    };
+    let devices = Devices::Named(names.split(',').map(str::to_owned).collect());
+    let ways = [
+        None,
+        Some((Service::Rc, Mode::Write)),
+        Some((Service::Uc, Mode::Write)),
+        Some((Service::Rc, Mode::Posted)),
+        Some((Service::Uc, Mode::Posted)),
+    ];
+    for way in ways {
+        for case in CASES {
+            let options = Options { devices: devices.clone(), way, ..Options::default() };
+            let results = verbs::run(case.ranks, &options, |fabric| case.run(&fabric));
+            for (rank, result) in results.iter().enumerate() {
+                case.judge(rank, result);
+            }
+        }
+        println!("{way:?}: {} cases", CASES.len());
+    }
+}
