@@ -36,8 +36,13 @@
 //! | 1 | [`comm`], [`dist::index`] | groups, collectives, broadcasts; block-cyclic arithmetic |
 //! | 2 | [`grid`], [`dist`] | process grids; matrices, views, gather and scatter |
 //! | 3 | [`blas`] | norms |
+<<<<<<< HEAD
 //! | 4 | [`lapack`] | LU, solves, condition |
 //! | 5 | [`world`], [`solver`], [`io`] | a program's place in a job; what most users call; matrices in files |
+=======
+//! | 4 | [`lapack`] | LU and solves |
+//! | 5 | [`job`], [`world`], [`solver`] | a program's place in a job; what most users call |
+>>>>>>> 7afc66e (wip)
 
 pub mod blas;
 pub mod comm;
@@ -47,6 +52,7 @@ pub mod error;
 pub mod fabric;
 pub mod grid;
 pub mod io;
+pub mod job;
 pub mod lapack;
 pub mod solver;
 pub mod world;

@@ -1,0 +1,146 @@
+//! The ranks of one host as child processes: started, watched, ended.
+//!
+//! Each rank leads a process group of its own and is asked for its state before it is reaped, so that a signal to
+//! its group can meet nobody else.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+
+use fulmen::job::messages::How;
+
+/// A started rank.
+pub struct Rank {
+    child: Child,
+    /// How it ended.
+    status: Option<How>,
+}
+
+/// What has become of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It was stopped.
+    Stopped,
+    /// It goes on.
+    Continued,
+    /// It is gone.
+    Ended(How),
+}
+
+/// Starts `command` as the leader of a process group that inherits `control`, and is killed when the calling
+/// thread ends (on Linux).
+///
+/// # Errors
+/// The system's.
+pub fn start(mut command: Command, control: &UnixStream) -> std::io::Result<Rank> {
+    command.process_group(0);
+    let control: RawFd = control.as_raw_fd();
+    // SAFETY: no arguments, always succeeds.
+    let agent = unsafe { libc::getpid() };
+    let before_exec = move || {
+        // SAFETY: lets the new program keep our own file.
+        if unsafe { libc::fcntl(control, libc::F_SETFD, 0) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        for signal in [libc::SIGTTIN, libc::SIGTTOU] {
+            // SAFETY: back to what programs expect; the launcher ignores them.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        #[cfg(target_os = "linux")]
+        // SAFETY: only asks to be killed when the parent ends.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL)
+        };
+        // SAFETY: always succeeds.
+        match unsafe { libc::getppid() } == agent {
+            true => Ok(()),
+            false => Err(std::io::Error::from_raw_os_error(libc::ESRCH)),
+        }
+    };
+    // SAFETY: between fork and exec the closure makes only system calls and allocates nothing.
+    unsafe { command.pre_exec(before_exec) };
+    Ok(Rank { child: command.spawn()?, status: None })
+}
+
+impl Rank {
+    /// Its process, and its group.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn id(&self) -> libc::pid_t {
+        self.child.id() as libc::pid_t
+    }
+
+    /// Its streams, to be taken.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Whether it is gone.
+    pub fn ended(&self) -> bool {
+        self.status.is_some()
+    }
+
+    /// The next change, if any. What an ended rank has left running in its group is killed, unless `keep`.
+    pub fn look(&mut self, keep: bool) -> Option<Change> {
+        if self.ended() {
+            return None;
+        }
+        // SAFETY: plain data, all zeros is valid.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let flags = libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED | libc::WNOHANG | libc::WNOWAIT;
+        // SAFETY: asks about our own child; writes `info`.
+        if unsafe { libc::waitid(libc::P_PID, self.child.id() as libc::id_t, &raw mut info, flags) } != 0 {
+            return None;
+        }
+        match info.si_code {
+            libc::CLD_STOPPED | libc::CLD_CONTINUED => {
+                let mut status = 0;
+                let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
+                // SAFETY: writes a status.
+                if unsafe { libc::waitpid(self.id(), &raw mut status, flags) } != self.id() {
+                    return None;
+                }
+                // It may have gone another step since the first look.
+                Some(if libc::WIFSTOPPED(status) {
+                    Change::Stopped
+                } else if libc::WIFCONTINUED(status) {
+                    Change::Continued
+                } else {
+                    self.gone(ExitStatus::from_raw(status))
+                })
+            }
+            libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED => {
+                if !keep {
+                    // Not reaped yet: the group's number is still its own.
+                    self.signal_group(libc::SIGKILL);
+                }
+                self.child.wait().ok().map(|status| self.gone(status))
+            }
+            _ => None,
+        }
+    }
+
+    fn gone(&mut self, status: ExitStatus) -> Change {
+        let how = match (status.code(), status.signal()) {
+            (Some(code), _) => How::Code(code as u8),
+            (None, signal) => How::Signal(signal.unwrap_or(0)),
+        };
+        self.status = Some(how);
+        Change::Ended(how)
+    }
+
+    fn signal_group(&self, signal: i32) {
+        // SAFETY: a signal to the group of our own child, which has not been reaped.
+        unsafe { libc::kill(-self.id(), signal) };
+    }
+
+    /// Sends a signal to the rank and all of its group.
+    pub fn signal(&self, signal: i32) {
+        if !self.ended() {
+            self.signal_group(signal);
+        }
+    }
+}

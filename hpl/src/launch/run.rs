@@ -1,0 +1,460 @@
+//! The launcher: from the command line to an exit code.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{IsTerminal, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fulmen::job::env::Variables;
+use fulmen::job::messages::{Hidden, Order, Program, RankStart, Start, Welcome, beat};
+use fulmen::{Error, Result};
+
+use super::cli::{Bind, Cli};
+use super::conduct::{Act, Conduct, HostPlan, Limits, Verdict};
+use super::hosts::{self, Host};
+use super::input::{self, Credit};
+use super::link::{Heard, LINGER, Link, Piece, Sinks};
+use super::output::Printer;
+use super::place::{Placement, place};
+use super::ssh::{self, Reach};
+use super::{agent, program, signals};
+
+/// How often the clock is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+/// An unfinished line is shown on a terminal after this time.
+const IDLE: Duration = Duration::from_millis(50);
+/// Pieces of output that may wait to be shown.
+const PIECES: usize = 32;
+/// A command that ends what does not answer has so long.
+const LAST: Duration = Duration::from_millis(1500);
+
+/// Runs a job; the exit code. All is said on stderr.
+pub fn run(cli: &Cli) -> u8 {
+    let verdict = prepare(cli).and_then(|job| job.run());
+    match verdict {
+        Ok(Verdict { code, words }) => {
+            words.into_iter().for_each(|w| say(&w));
+            code
+        }
+        Err(e) => {
+            say(&e.to_string());
+            e.exit_code()
+        }
+    }
+}
+
+fn say(text: &str) {
+    // A closed stderr must not stop the job.
+    let _ = writeln!(std::io::stderr(), "fulmen-run: {text}");
+}
+
+/// A job as it is to be started.
+struct Job<'a> {
+    cli: &'a Cli,
+    hosts: Vec<Host>,
+    placement: Placement,
+    program: PathBuf,
+    own: PathBuf,
+    folder: PathBuf,
+    vars: Vec<(OsString, OsString)>,
+}
+
+fn prepare(cli: &Cli) -> Result<Job<'_>> {
+    let system = |what: &str, e: std::io::Error| Error::System { what: what.into(), os: e.to_string() };
+    let own = std::env::current_exe().map_err(|e| system("cannot find this program's own file", e))?;
+    let hosts = find_hosts(cli)?;
+    let placement = place(&hosts, cli.n, cli.map_by)?;
+    let beside = own.parent().unwrap_or(Path::new("/"));
+    let name = cli.command.first().map_or(OsStr::new(""), OsString::as_os_str);
+    let program = program::find(name, std::env::var_os("PATH").as_deref(), beside)?;
+    let vars = program::variables(&cli.vars, |name| std::env::var_os(name))?;
+    let folder = match &cli.wdir {
+        Some(folder) => std::path::absolute(folder).map_err(|e| system("--wdir", e))?,
+        None => std::env::current_dir().map_err(|e| system("the current folder cannot be found", e))?,
+    };
+    Ok(Job { cli, hosts, placement, program, own, folder, vars })
+}
+
+fn find_hosts(cli: &Cli) -> Result<Vec<Host>> {
+    if !cli.host.is_empty() {
+        return hosts::from_list(&cli.host.join(","));
+    }
+    if let Some(file) = &cli.hostfile {
+        let shown = file.display().to_string();
+        let bytes = std::fs::read(file).map_err(|e| {
+            Error::argument(
+                "--hostfile",
+                &shown,
+                format!("cannot be read: {e}"),
+                "name a file that you may read",
+            )
+        })?;
+        return hosts::from_file(&shown, &bytes);
+    }
+    let text = |v: OsString| v.into_string().ok();
+    let vars: Variables = std::env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect();
+    match hosts::from_slurm(&vars)? {
+        Some(hosts) => Ok(hosts),
+        None => Ok(vec![Host { name: "localhost".into(), ..Host::default() }]),
+    }
+}
+
+/// Whether a name means this host: then no ssh is needed.
+fn is_here(name: &str) -> bool {
+    let own = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| {
+        Command::new("hostname").output().ok().map(|o| String::from_utf8_lossy(&o.stdout).into_owned())
+    });
+    let own = own.unwrap_or_default().trim().to_string();
+    let short = own.split('.').next().unwrap_or_default();
+    ["localhost", "127.0.0.1", "::1"].contains(&name) || (!own.is_empty() && (name == own || name == short))
+}
+
+fn secret() -> Result<Hidden> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes)).map(|()| Hidden(bytes)).map_err(
+        |e| Error::System { what: "no random numbers for the job's secret".into(), os: e.to_string() },
+    )
+}
+
+/// What one host is to do.
+struct Task {
+    start: Start,
+    here: bool,
+}
+
+impl Job<'_> {
+    fn tasks(&self) -> Result<Vec<Task>> {
+        let cli = self.cli;
+        let here: Vec<bool> = self.hosts.iter().map(|h| is_here(&h.name)).collect();
+        let fingerprint = match cli.any_build {
+            true => None,
+            false => Some(program::fingerprint(&self.program)?),
+        };
+        let welcome = Welcome {
+            hosts: self.placement.hosts.iter().map(|&h| self.hosts[h].name.clone()).collect(),
+            secret: secret()?,
+            bound_ms: cli.silence.as_millis() as u64,
+            start_ms: cli.meet_timeout.as_millis() as u64,
+        };
+        let bytes = |s: &OsStr| s.as_bytes().to_vec();
+        let mut vars: Vec<(Vec<u8>, Vec<u8>)> = self.vars.iter().map(|(k, v)| (bytes(k), bytes(v))).collect();
+        let mut set = |name: &str, value: String| vars.push((name.into(), value.into_bytes()));
+        if let Some(bind) = cli.bind {
+            set("FULMEN_BIND", u8::from(bind == Bind::Core).to_string());
+        }
+        if let Some(threads) = cli.threads_per_rank {
+            set("FULMEN_THREADS", threads.to_string());
+        }
+        let mut tasks = vec![];
+        // Hosts that got no rank take no part.
+        for (host, h) in self.hosts.iter().enumerate() {
+            let mine = (0..self.placement.hosts.len()).filter(|&r| self.placement.hosts[r] == host);
+            let ranks: Vec<RankStart> = mine
+                .enumerate()
+                .map(|(local, rank)| RankStart { rank: rank as u32, local: local as u32 })
+                .collect();
+            if ranks.is_empty() {
+                continue;
+            }
+            let mut vars = vars.clone();
+            if let Some(threads) = cli.threads_per_host {
+                let each = (threads / ranks.len()).max(1);
+                vars.push((b"FULMEN_THREADS".to_vec(), each.to_string().into_bytes()));
+            }
+            let start = Start {
+                host: tasks.len() as u32,
+                name: h.name.clone(),
+                welcome: welcome.clone(),
+                ranks,
+                program: Program {
+                    path: bytes(self.program.as_os_str()),
+                    fingerprint: fingerprint.filter(|_| !here[host]),
+                    args: cli.command[1..].iter().map(|a| a.clone().into_vec()).collect(),
+                },
+                folder: bytes(self.folder.as_os_str()),
+                any_folder: cli.wdir.is_none(),
+                vars,
+            };
+            tasks.push(Task { start, here: here[host] });
+        }
+        Ok(tasks)
+    }
+
+    fn run(self) -> Result<Verdict> {
+        let cli = self.cli;
+        let system = |what: &str, e: std::io::Error| Error::System { what: what.into(), os: e.to_string() };
+        for &(host, ranks, slots) in &self.placement.crowded {
+            say(&format!("warning: {} has {slots} slots and gets {ranks} ranks", self.hosts[host].name));
+        }
+        let tasks = self.tasks()?;
+        let live = std::io::stdout().is_terminal();
+        let mut printer =
+            Printer::new(std::io::stdout(), std::io::stderr(), cli.tag_output, cli.output, live);
+        if let Some(folder) = &cli.output_dir {
+            let made = printer.into_folder(folder.clone(), self.placement.hosts.len());
+            printer = made.map_err(|e| {
+                let remedy = "name a folder that you may write to";
+                Error::argument("--output-dir", folder.display(), format!("cannot be written: {e}"), remedy)
+            })?;
+        }
+        if cli.verbose {
+            for task in &tasks {
+                let ranks: Vec<String> = task.start.ranks.iter().map(|r| r.rank.to_string()).collect();
+                say(&format!("{}: ranks {}", task.start.name, ranks.join(" ")));
+            }
+        }
+        signals::listen();
+        let (news, inbox) = mpsc::channel();
+        let (output, pieces) = mpsc::sync_channel(PIECES);
+        let mute = news.clone();
+        let printing = thread::Builder::new()
+            .name("output".into())
+            .spawn(move || {
+                if let Err(e) = print(printer, &pieces) {
+                    let _ = mute.send(Heard::Mute(e.to_string()));
+                    // Nobody shall wait for output that nobody gets.
+                    pieces.iter().for_each(drop);
+                }
+            })
+            .map_err(|e| system("no thread", e))?;
+        let credit = Credit::default();
+        let sinks = Sinks { news, output, credit: credit.clone() };
+        let mut running = Running::start(&self, tasks, &sinks)?;
+        drop(sinks);
+        let verdict = running.conduct(&inbox, &credit);
+        drop(running);
+        // Whoever reads our output may take his time; after a failure not for ever.
+        let until = Instant::now() + cli.silence;
+        while !printing.is_finished() && (verdict.code == 0 || Instant::now() < until) {
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(verdict)
+    }
+}
+
+fn print<O: Write, E: Write>(mut printer: Printer<O, E>, pieces: &Receiver<Piece>) -> std::io::Result<()> {
+    loop {
+        match pieces.recv_timeout(IDLE) {
+            Ok((rank, stream, bytes)) => printer.take(rank, stream, &bytes)?,
+            Err(RecvTimeoutError::Timeout) => printer.idle()?,
+            Err(RecvTimeoutError::Disconnected) => return printer.end(),
+        }
+    }
+}
+
+/// A job under way.
+struct Running {
+    conduct: Conduct,
+    links: Vec<Link>,
+    names: Vec<String>,
+    here: Vec<bool>,
+    reach: Reach,
+    bound: Duration,
+    timeout: Option<Duration>,
+    began: Instant,
+    /// Commands that end agents which do not answer.
+    reapers: Vec<Child>,
+    /// Since when each connection's process is gone.
+    dead: Vec<Option<Instant>>,
+    input: bool,
+}
+
+impl Running {
+    fn start(job: &Job<'_>, tasks: Vec<Task>, sinks: &Sinks) -> Result<Running> {
+        let cli = job.cli;
+        let began = Instant::now();
+        let plans = tasks
+            .iter()
+            .map(|t| HostPlan {
+                name: t.start.name.clone(),
+                ranks: t.start.ranks.iter().map(|r| r.rank as usize).collect(),
+            })
+            .collect();
+        let limits = Limits { start: cli.start_timeout, meet: cli.meet_timeout, bound: cli.silence };
+        let reach = Reach::new(cli.ssh.as_deref(), cli.start_timeout);
+        let mut running = Running {
+            conduct: Conduct::new(plans, limits, began),
+            links: vec![],
+            names: tasks.iter().map(|t| t.start.name.clone()).collect(),
+            here: tasks.iter().map(|t| t.here).collect(),
+            reach,
+            bound: cli.silence,
+            timeout: cli.timeout,
+            began,
+            reapers: vec![],
+            dead: vec![None; tasks.len()],
+            input: false,
+        };
+        let copied = match cli.copy && tasks.iter().any(|t| !t.here) {
+            false => None,
+            true => {
+                let read = std::fs::read(&job.own);
+                let bytes = read.map_err(|e| Error::System { what: "--copy".into(), os: e.to_string() })?;
+                Some(Arc::new(bytes))
+            }
+        };
+        for (host, task) in tasks.into_iter().enumerate() {
+            let name = &task.start.name;
+            let first = copied.clone().filter(|_| !task.here);
+            let command = match (&first, task.here) {
+                (_, true) => {
+                    let mut command = Command::new(&job.own);
+                    command.arg(agent::ARGUMENT);
+                    command
+                }
+                (Some(bytes), false) => running.reach.command(name, &ssh::copied_agent(bytes.len() as u64)),
+                (None, false) => {
+                    let path = cli.agent_path.as_deref().unwrap_or(&job.own);
+                    running.reach.command(name, &ssh::agent(&path.to_string_lossy()))
+                }
+            };
+            let shown = command.get_program().to_string_lossy().into_owned();
+            let with_program = first.is_some().then(|| job.program.clone());
+            let link = Link::start(host, command, first, sinks.clone()).map_err(|e| Error::Resources {
+                what: format!("{name}: {shown} could not be started: {e}"),
+                remedy: "see that it exists (--ssh), and raise the limits (ulimit -u, -n)".into(),
+            })?;
+            let outbox = link.outbox.clone();
+            running.links.push(link);
+            let start = Order::Start(Box::new(task.start));
+            // Long programs wait for room, each for its own.
+            let sent = thread::Builder::new().name("task".into()).spawn(move || {
+                let part = |bytes: &[u8]| outbox.send(&Order::Part(bytes.to_vec()));
+                if let Some(program) = with_program
+                    && let Err(e) = in_parts(&program, part)
+                {
+                    return say(&format!("{}: {e}", program.display()));
+                }
+                outbox.send(&start);
+            });
+            sent.map_err(|e| Error::Resources {
+                what: format!("no thread: {e}"),
+                remedy: "see ulimit -u".into(),
+            })?;
+        }
+        Ok(running)
+    }
+
+    fn conduct(&mut self, inbox: &Receiver<Heard>, credit: &Credit) -> Verdict {
+        let (mut signals, mut beaten) = (0, Instant::now());
+        while !self.conduct.is_over() {
+            let heard = inbox.recv_timeout(LOOK);
+            let now = Instant::now();
+            let mut acts = match heard {
+                Ok(Heard::News(host, news)) => self.conduct.hear(host, news, now),
+                Ok(Heard::Gone(host, words, status)) => {
+                    let words = ssh::explain(&words, &status, &self.names[host]);
+                    self.conduct.lost(host, &words, now)
+                }
+                Ok(Heard::Mute(why)) => {
+                    self.conduct.give_up(3, format!("the ranks' output cannot be written: {why}"), now)
+                }
+                // All readers are gone, and each has said so before.
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => vec![],
+            };
+            while signals < signals::count() {
+                signals += 1;
+                acts.extend(self.conduct.signal(now));
+            }
+            if let Some(timeout) = self.timeout.take_if(|t| now - self.began > *t) {
+                let words = format!(
+                    "the job has run for {:.0} s, as long as --timeout lets it",
+                    timeout.as_secs_f64()
+                );
+                acts.extend(self.conduct.give_up(4, words, now));
+            }
+            if now - beaten >= beat(self.bound) {
+                beaten = now;
+                self.links.iter().for_each(|l| l.outbox.say(&Order::Beat));
+                acts.extend(self.bury(now));
+            }
+            let heard: Vec<Instant> = self.links.iter().map(Link::heard).collect();
+            acts.extend(self.conduct.tick(now, &heard));
+            acts.into_iter().for_each(|act| self.act(act, credit));
+        }
+        self.reap();
+        self.conduct.verdict()
+    }
+
+    /// Connections whose process is gone, though its stream is held open by what it has started.
+    fn bury(&mut self, now: Instant) -> Vec<Act> {
+        let mut acts = vec![];
+        for (host, link) in self.links.iter().enumerate() {
+            if !link.is_dead() {
+                continue;
+            }
+            if now - *self.dead[host].get_or_insert(now) > 2 * LINGER {
+                link.outbox.close();
+                acts.extend(self.conduct.lost(host, "ssh has ended, or was killed", now));
+            }
+        }
+        acts
+    }
+
+    fn act(&mut self, act: Act, credit: &Credit) {
+        match act {
+            Act::Tell(host, order) => self.links[host].outbox.say(&order),
+            Act::TellAll(order) => {
+                self.links.iter().for_each(|l| l.outbox.say(&order));
+                if order == Order::Go && !self.input {
+                    self.input = true;
+                    let to = self.links[self.conduct.host_of(0)].outbox.clone();
+                    let credit = credit.clone();
+                    // Without it rank 0 gets no input, and its end none either.
+                    let spawned = thread::Builder::new().name("input".into());
+                    if let Err(e) = spawned.spawn(move || input::forward(&to, &credit)) {
+                        say(&format!("warning: rank 0 gets no input: {e}"));
+                    }
+                }
+            }
+            Act::Cut(host) => {
+                self.links[host].cut();
+                if let (false, Some(pid)) = (self.here[host], self.conduct.agent_pid(host)) {
+                    let mut command = self.reach.command(&self.names[host], &ssh::kill(pid));
+                    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+                    self.reapers.extend(command.spawn().ok());
+                }
+            }
+            Act::Say(words) => say(&words),
+        }
+    }
+
+    fn reap(&mut self) {
+        let until = Instant::now() + LAST;
+        for reaper in &mut self.reapers {
+            while matches!(reaper.try_wait(), Ok(None)) && Instant::now() < until {
+                thread::sleep(LOOK);
+            }
+            // The host is out of reach.
+            let _ = reaper.kill();
+            let _ = reaper.wait();
+        }
+    }
+}
+
+impl Drop for Running {
+    /// Also when the start failed half-way: no connection is left.
+    fn drop(&mut self) {
+        self.links.iter().for_each(|l| {
+            l.outbox.close();
+            l.cut();
+        });
+    }
+}
+
+fn in_parts(path: &Path, part: impl Fn(&[u8]) -> bool) -> std::io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut chunk = vec![0; 1 << 18];
+    loop {
+        let n = file.read(&mut chunk)?;
+        if n == 0 || !part(&chunk[..n]) {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! `fulmen-run` with real processes: local ranks, and "hosts" that are this machine behind a stub of ssh.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// No test waits longer: generous, for machines with many other things to do.
+const HANG: Duration = Duration::from_secs(60);
+
+/// A folder for what ranks leave, and for stubs.
+struct Bench(tempfile::TempDir);
+
+impl Bench {
+    fn new() -> Bench {
+        Bench(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A program of these lines.
+    fn script(&self, name: &str, lines: &str) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path.display().to_string()
+    }
+
+    /// An ssh that runs the command on this machine, whatever the host.
+    fn ssh(&self) -> String {
+        self.script("stub", "host=$1; shift; exec sh -c \"$*\"")
+    }
+
+    /// The pids that ranks have left as `pid.NAME`, as many as `n` names say.
+    fn pids(&self, n: usize) -> Vec<u32> {
+        let until = Instant::now() + HANG;
+        loop {
+            let found: Vec<u32> = std::fs::read_dir(self.0.path())
+                .unwrap()
+                .filter_map(|e| {
+                    let e = e.unwrap();
+                    let name = e.file_name().into_string().unwrap();
+                    name.starts_with("pid.").then(|| std::fs::read_to_string(e.path()).unwrap())
+                })
+                .filter_map(|text| text.trim().parse().ok())
+                .collect();
+            if found.len() >= n {
+                return found;
+            }
+            assert!(Instant::now() < until, "only {found:?} of {n} came");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn run(&self, args: &[&str]) -> Ended {
+        self.start(args).end()
+    }
+
+    fn start(&self, args: &[&str]) -> Started {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fulmen-run"));
+        command.args(args).current_dir(self.0.path()).env("BENCH", self.0.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for name in ["SLURM_JOB_NODELIST", "SLURM_NODELIST"] {
+            command.env_remove(name);
+        }
+        Started(command.spawn().unwrap())
+    }
+}
+
+struct Started(Child);
+
+impl Started {
+    fn signal(&self, signal: i32) {
+        signal_to(self.0.id(), signal);
+    }
+
+    /// Waits, but not for ever.
+    fn end(mut self) -> Ended {
+        drop(self.0.stdin.take());
+        let until = Instant::now() + HANG;
+        // Short outputs: the pipes hold them.
+        while self.0.try_wait().unwrap().is_none() {
+            if Instant::now() > until {
+                self.0.kill().unwrap();
+                let Output { stdout, stderr, .. } = self.0.wait_with_output().unwrap();
+                panic!("hangs: {}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let Output { status, stdout, stderr } = self.0.wait_with_output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ended { code: status.code(), out: text(stdout), err: text(stderr) }
+    }
+}
+
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ended {
+    fn expect(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        for word in words {
+            assert!(self.err.contains(word), "no `{word}` in {self:?}");
+        }
+    }
+
+    fn sorted(&self) -> Vec<&str> {
+        let mut lines: Vec<&str> = self.out.lines().collect();
+        lines.sort_unstable();
+        lines
+    }
+}
+
+fn signal_to(pid: u32, signal: i32) {
+    // SAFETY: a signal to a process that this test has started.
+    unsafe { libc::kill(pid as i32, signal) };
+}
+
+fn lives(pid: u32) -> bool {
+    // Zombies that init has not looked at yet live no more.
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|s| s.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')))
+}
+
+fn all_gone(pids: &[u32]) {
+    let until = Instant::now() + HANG;
+    for pid in pids {
+        while lives(*pid) {
+            assert!(Instant::now() < until, "{pid} is left");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// The parent of a process.
+fn parent(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Goes on when so many ranks and children have left their pids.
+fn when(n: usize) -> String {
+    format!("while [ `ls $BENCH | grep -c '^pid'` -lt {n} ]; do sleep 0.05; done")
+}
+
+/// Writes its pid, then sleeps with a child that would outlive it.
+const SLEEP: &str = "sleep 300 & echo $! >$BENCH/child.$FULMEN_RANK && mv $BENCH/child.$FULMEN_RANK $BENCH/pid.c$FULMEN_RANK; \
+                     echo $$ >$BENCH/part.$FULMEN_RANK && mv $BENCH/part.$FULMEN_RANK $BENCH/pid.$FULMEN_RANK; wait";
+
+#[test]
+fn ranks_get_their_numbers_input_and_output() {
+    let bench = Bench::new();
+    let ended = bench.run(&[
+        "-n",
+        "3",
+        "-x",
+        "A=b c",
+        "--tag-output",
+        "sh",
+        "-c",
+        "echo $FULMEN_RANK $FULMEN_SIZE $FULMEN_LOCAL_RANK $FULMEN_LOCAL_SIZE \"$A\"; echo err >&2",
+    ]);
+    ended.expect(0, &["[0] err", "[1] err", "[2] err"]);
+    assert_eq!(ended.sorted(), ["[0] 0 3 0 3 b c", "[1] 1 3 1 3 b c", "[2] 2 3 2 3 b c"]);
+    let mut started = bench.start(&["-n", "2", "sh", "-c", "cat; pwd"]);
+    // More than anything on the way holds.
+    let sent = "a line of input\n".repeat(20_000);
+    let mut stdin = started.0.stdin.take().unwrap();
+    let feeder = std::thread::spawn({
+        let sent = sent.clone();
+        move || stdin.write_all(sent.as_bytes()).unwrap()
+    });
+    let mut out = started.0.stdout.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        out.read_to_string(&mut text).unwrap();
+        text
+    });
+    feeder.join().unwrap();
+    started.end().expect(0, &[]);
+    let out = reader.join().unwrap();
+    let here = bench.0.path().canonicalize().unwrap().display().to_string();
+    assert_eq!(out.matches("a line of input\n").count(), 20_000);
+    assert_eq!(
+        out.lines().filter(|l| Path::new(l).canonicalize().is_ok_and(|p| p == Path::new(&here))).count(),
+        2
+    );
+}
+
+#[test]
+fn hosts_behind_ssh() {
+    let bench = Bench::new();
+    let ssh = bench.ssh();
+    let args = ["--ssh", &ssh, "--host", "a:2,b", "--map-by", "node", "--tag-output", "sh", "-c"];
+    let ended = bench.run(&[&args[..], &["echo $FULMEN_LOCAL_RANK/$FULMEN_LOCAL_SIZE"]].concat());
+    ended.expect(0, &[]);
+    assert_eq!(ended.sorted(), ["[0] 0/2", "[1] 0/1", "[2] 1/2"]);
+    // To files.
+    let ended = bench.run(&[
+        "--ssh",
+        &ssh,
+        "--host",
+        "a,b",
+        "--output-dir",
+        "o",
+        "--output",
+        "0",
+        "sh",
+        "-c",
+        "echo $FULMEN_RANK",
+    ]);
+    ended.expect(0, &[]);
+    assert_eq!(ended.out, "0\n");
+    assert_eq!(std::fs::read_to_string(bench.path("o/rank.1.out")).unwrap(), "1\n");
+}
+
+#[test]
+fn copies_are_private_and_removed() {
+    let bench = Bench::new();
+    let far = bench.path("far");
+    std::fs::create_dir(&far).unwrap();
+    let ssh = bench.script("stub", "echo Welcome to $1; host=$1; shift; TMPDIR=$BENCH/far exec sh -c \"$*\"");
+    let program = bench.script("prog", "ls -ld $0 $BENCH/far/*; echo $0 $1");
+    let ended = bench.run(&["--ssh", &ssh, "--host", "a", "--copy", &program, "x"]);
+    ended.expect(0, &[]);
+    let at = far.display().to_string();
+    assert!(ended.out.lines().any(|l| l.starts_with(&at) && l.ends_with("/program x")), "{ended:?}");
+    assert_eq!(std::fs::read_dir(&far).unwrap().count(), 0, "{ended:?}");
+}
+
+#[test]
+fn the_first_failing_rank_is_named_and_gives_its_code() {
+    let bench = Bench::new();
+    let ssh = bench.ssh();
+    let args = ["--ssh", &ssh, "--host", "a:2,b:2", "sh", "-c"];
+    let ended = bench.run(
+        &[&args[..], &[&format!("[ $FULMEN_RANK = 2 ] && {{ {}; exit 7; }}; {SLEEP}", when(6))]].concat(),
+    );
+    ended.expect(7, &["rank 2 (b, pid ", "ended with exit code 7"]);
+    let pids = bench.pids(6);
+    all_gone(&pids);
+    // One that does not listen to SIGTERM.
+    let bench = Bench::new();
+    let ended = bench.run(&[
+        "-n",
+        "2",
+        "--silence",
+        "2",
+        "sh",
+        "-c",
+        &format!("trap '' TERM; [ $FULMEN_RANK = 1 ] && {{ {}; exit 3; }}; {SLEEP}", when(2)),
+    ]);
+    ended.expect(3, &["rank 1 (localhost, pid ", "ended with exit code 3"]);
+    all_gone(&bench.pids(2));
+}
+
+#[test]
+fn a_killed_rank() {
+    let bench = Bench::new();
+    let started = bench.start(&["-n", "3", "sh", "-c", SLEEP]);
+    bench.pids(6);
+    let one: u32 = std::fs::read_to_string(bench.path("pid.1")).unwrap().trim().parse().unwrap();
+    signal_to(one, libc::SIGKILL);
+    started.end().expect(4, &["rank 1 (localhost, pid ", "was killed by signal 9 (SIGKILL)"]);
+    all_gone(&bench.pids(6));
+}
+
+#[test]
+fn a_stopped_rank() {
+    let bench = Bench::new();
+    let started = bench.start(&["-n", "2", "--silence", "2", "sh", "-c", SLEEP]);
+    bench.pids(4);
+    let one: u32 = std::fs::read_to_string(bench.path("pid.1")).unwrap().trim().parse().unwrap();
+    signal_to(one, libc::SIGSTOP);
+    started.end().expect(4, &["rank 1 (localhost, pid ", "was stopped for 1."]);
+    all_gone(&bench.pids(4));
+}
+
+/// The agent is the ranks' parent.
+#[test]
+fn a_killed_or_stopped_agent() {
+    for signal in [libc::SIGKILL, libc::SIGSTOP] {
+        let bench = Bench::new();
+        let ssh = bench.ssh();
+        let started = bench.start(&["--ssh", &ssh, "--host", "a,b", "--silence", "2", "sh", "-c", SLEEP]);
+        let pids = bench.pids(4);
+        let one: u32 = std::fs::read_to_string(bench.path("pid.1")).unwrap().trim().parse().unwrap();
+        signal_to(parent(one), signal);
+        started.end().expect(4, &["b: the connection to its agent ended, and with it rank 1"]);
+        all_gone(&pids);
+    }
+}
+
+#[test]
+fn a_killed_or_stopped_launcher() {
+    for signal in [libc::SIGKILL, libc::SIGSTOP] {
+        let bench = Bench::new();
+        let ssh = bench.ssh();
+        let mut started = bench.start(&["--ssh", &ssh, "--host", "a,b", "--silence", "2", "sh", "-c", SLEEP]);
+        let mut pids = bench.pids(4);
+        let one: u32 = std::fs::read_to_string(bench.path("pid.1")).unwrap().trim().parse().unwrap();
+        pids.push(parent(one));
+        started.signal(signal);
+        all_gone(&pids);
+        started.signal(libc::SIGCONT);
+        if signal == libc::SIGSTOP {
+            started.end().expect(4, &["the launcher was silent for "]);
+        } else {
+            started.0.wait().unwrap();
+        }
+    }
+}
+
+/// ssh itself is killed while the ranks run.
+#[test]
+fn an_ssh_that_dies() {
+    let bench = Bench::new();
+    // The agent is a child of this ssh, as sshd's would be of another machine's.
+    let ssh = bench.script("stub", "host=$1; shift; echo $$ >$BENCH/ssh.$host; sh -c \"$*\"; exit 255");
+    let started = bench.start(&["--ssh", &ssh, "--host", "a,b", "--silence", "4", "sh", "-c", SLEEP]);
+    let pids = bench.pids(4);
+    let ssh: u32 = std::fs::read_to_string(bench.path("ssh.b")).unwrap().trim().parse().unwrap();
+    signal_to(ssh, libc::SIGKILL);
+    let ended = started.end();
+    ended.expect(4, &["b: the connection to its agent ended, and with it rank 1"]);
+    all_gone(&pids);
+}
+
+#[test]
+fn k7_04_hosts_that_do_not_let_us_in() {
+    let bench = Bench::new();
+    let ssh = bench.script(
+        "stub",
+        "case $1 in\n\
+         a) shift; exec sh -c \"$*\";;\n\
+         b) echo 'u@b: Permission denied (publickey,password).' >&2; exit 255;;\n\
+         c) echo '@@@@@@' >&2; echo '@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @' >&2; \
+            echo 'Host key verification failed.' >&2; exit 255;;\n\
+         d) echo 'ssh: Could not resolve hostname d: Name or service not known' >&2; exit 255;;\n\
+         e) echo 'sh: 1: exec: /x/fulmen-run: not found' >&2; exit 127;;\n\
+         f) exec sleep 300;;\n\
+         g) echo 'fulmen job 0 0.0.0'; sleep 1;;\n\
+         esac",
+    );
+    for (host, words) in [
+        ("b", &["b: no agent could be started", "Permission denied (publickey,password).", "BatchMode"][..]),
+        (
+            "c",
+            &["REMOTE HOST IDENTIFICATION HAS CHANGED!", "Host key verification failed.", "ssh-keygen -R c"],
+        ),
+        ("d", &["Could not resolve hostname d", "exit status 255"]),
+        ("e", &["not found", "--agent-path", "--copy"]),
+        ("f", &["f: no answer from its agent within 1.0 s"]),
+        ("g", &["g: no agent could be started", "another version"]),
+    ] {
+        let hosts = format!("a,{host}");
+        let ended = bench.run(&[
+            "--ssh",
+            &ssh,
+            "--start-timeout",
+            if host == "f" { "1" } else { "30" },
+            "--host",
+            &hosts,
+            "sh",
+            "-c",
+            "echo started",
+        ]);
+        ended.expect(4, words);
+        assert_eq!(ended.out, "", "a rank was started: {ended:?}");
+    }
+    let ended = bench.run(&["--ssh", "/nonexistent/ssh", "--host", "a", "true"]);
+    ended.expect(3, &["a: /nonexistent/ssh could not be started"]);
+}
+
+#[test]
+fn signals_to_the_launcher() {
+    for (signal, twice) in [(libc::SIGINT, false), (libc::SIGTERM, false), (libc::SIGINT, true)] {
+        let bench = Bench::new();
+        let program = if twice { format!("trap '' TERM; {SLEEP}") } else { SLEEP.to_string() };
+        let ssh = bench.ssh();
+        let started = bench.start(&["--ssh", &ssh, "--host", "localhost,b", "sh", "-c", &program]);
+        let pids = bench.pids(4);
+        started.signal(signal);
+        if twice {
+            std::thread::sleep(Duration::from_millis(200));
+            started.signal(signal);
+        }
+        started.end().expect(5, &["interrupted"]);
+        all_gone(&pids);
+    }
+}
+
+#[test]
+fn what_cannot_be_started_is_said_before_anything_is() {
+    let bench = Bench::new();
+    let ssh = bench.ssh();
+    bench.run(&["-n", "2", "no-such-program"]).expect(2, &["PROGRAM: no-such-program: is neither in PATH"]);
+    bench.run(&["--hostfile", "none", "true"]).expect(2, &["--hostfile: none: cannot be read"]);
+    bench.run(&["-n", "0", "true"]).expect(2, &["-n: 0: a job has at least one rank"]);
+    bench.run(&["-x", "NO_SUCH_VARIABLE", "true"]).expect(2, &["is not set here"]);
+    bench
+        .run(&["--ssh", &ssh, "--host", "a", "--wdir", "/nonexistent", "true"])
+        .expect(2, &["a: --wdir: /nonexistent"]);
+    // Another build on the other host: the stub's host has an older file.
+    let program = bench.script("prog", "echo new");
+    let ssh = bench.script("other", "shift; echo '#!/bin/sh' >$BENCH/prog; exec sh -c \"$*\"");
+    let ended = bench.run(&["--ssh", &ssh, "--host", "a", &program]);
+    ended.expect(2, &["a: ", "prog is of another build here", "--copy", "--any-build"]);
+    std::fs::write(bench.path("hosts"), "# two\r\nlocalhost slots=1\r\nlocalhost").unwrap();
+    let ended = bench.run(&["--hostfile", "hosts", "sh", "-c", "echo $FULMEN_SIZE"]);
+    ended.expect(0, &[]);
+    assert_eq!(ended.out, "2\n2\n");
+}
+
+#[test]
+fn a_time_limit() {
+    let bench = Bench::new();
+    let started = bench.start(&["-n", "2", "--timeout", "1", "sh", "-c", SLEEP]);
+    started.end().expect(4, &["as long as --timeout lets it"]);
+    all_gone(&bench.pids(4));
+}
+
+#[test]
+fn nobody_reads_the_output() {
+    let bench = Bench::new();
+    let mut started = bench.start(&["-n", "2", "sh", "-c", "while :; do echo y; done"]);
+    drop(started.0.stdout.take());
+    started.end().expect(3, &["the ranks' output cannot be written: "]);
+}

@@ -1,0 +1,191 @@
+//! How a process finds out that it is a rank of a job, finds the other ranks, and talks to who has started it.
+//!
+//! [`Job::from_env`] reads the environment ([`env`]): `fulmen-run`'s ranks have a socket to their agent, through which
+//! they meet and hear of the job's end; ranks that others have started (`torchrun`, `srun`, `mpirun`) meet by
+//! themselves. The messages between launcher, agents and ranks are in [`messages`].
+
+mod control;
+mod direct;
+pub mod env;
+pub mod messages;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use self::control::Control;
+use self::env::{Place, Starter, Variables};
+use self::messages::Complaint;
+use crate::error::{Error, Result};
+use crate::fabric::rendezvous::{Rendezvous, Secret};
+use crate::fabric::{Bounds, Fabric, host_name};
+
+/// Ranks that no launcher of ours has started must meet within this time.
+const MEETING: Duration = Duration::from_secs(60);
+
+/// A job of processes, as one of its ranks sees it.
+pub struct Job {
+    place: Place,
+    /// Name of each rank's host.
+    hosts: Vec<String>,
+    secret: Secret,
+    way: Way,
+}
+
+/// How this rank meets the others.
+enum Way {
+    /// Through `fulmen-run`.
+    Launched(Mutex<Control>),
+    /// By themselves.
+    Direct(Mutex<Box<dyn Rendezvous>>),
+    /// There are no others.
+    Alone,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Job {
+    /// The job of which this process is a rank; `None` when it was started by itself. Ranks that `fulmen-run` has
+    /// not started meet here: all must call it. Can be called once.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the environment tells of a job but not enough to find it: then this is no job
+    /// of one. [`Error::Unreachable`] when the ranks do not find each other.
+    pub fn from_env() -> Result<Option<Job>> {
+        // A name that is no text is none that a launcher sets.
+        let text = |s: std::ffi::OsString| s.into_string().ok();
+        let vars: Variables = std::env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect();
+        match env::find(&vars)? {
+            None => Ok(None),
+            Some(place) => Job::at(place, vars.get(env::SECRET_FILE).map(String::as_str)).map(Some),
+        }
+    }
+
+    fn at(place: Place, secret_file: Option<&str>) -> Result<Job> {
+        if let Starter::FulmenRun { control } = place.starter {
+            // SAFETY: the agent has left this file to this process for this purpose; a second caller finds that it
+            // does not greet any more, or is another's, and says so.
+            let control = unsafe { Control::take(control)? };
+            let hosts = control.welcome.hosts.clone();
+            if hosts.len() != place.size {
+                let problem = format!("the agent knows of {} ranks", hosts.len());
+                return Err(Error::argument(
+                    env::SIZE,
+                    place.size,
+                    problem,
+                    "leave the variables as fulmen-run sets them",
+                ));
+            }
+            let secret = Secret::from_bytes(control.welcome.secret.0);
+            return Ok(Job { place, hosts, secret, way: Way::Launched(Mutex::new(control)) });
+        }
+        if place.size == 1 {
+            return Ok(Job { place, hosts: vec![host_name()], secret: Secret::random()?, way: Way::Alone });
+        }
+        let (mut met, secret) = direct::meet(&place, secret_file, MEETING)?;
+        let hosts = met.all_gather(host_name().as_bytes())?;
+        let hosts = hosts.iter().map(|h| String::from_utf8_lossy(h).into_owned()).collect();
+        Ok(Job { place, hosts, secret, way: Way::Direct(Mutex::new(Box::new(met))) })
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.place.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.place.size
+    }
+
+    /// Who has started the ranks.
+    pub fn starter(&self) -> Starter {
+        self.place.starter
+    }
+
+    /// Name of a rank's host, as the user calls it where a launcher of ours knows that.
+    pub fn host(&self, rank: usize) -> &str {
+        &self.hosts[rank]
+    }
+
+    /// This rank among those of its host, and how many these are.
+    pub fn local(&self) -> (usize, usize) {
+        let mine = &self.hosts[self.rank()];
+        let here = |ranks: &[String]| ranks.iter().filter(|h| *h == mine).count();
+        self.place.local.unwrap_or_else(|| (here(&self.hosts[..self.rank()]), here(&self.hosts)))
+    }
+
+    /// Whether all ranks are on one host.
+    pub fn on_one_host(&self) -> bool {
+        self.local().1 == self.size()
+    }
+
+    /// Deadlines that go with the launcher's: a fabric's waits end a little after what the agents watch.
+    pub fn bounds(&self) -> Bounds {
+        match &self.way {
+            Way::Launched(control) => {
+                let bound = Duration::from_millis(lock(control).welcome.bound_ms);
+                Bounds { silence: bound * 7 / 10, ..Bounds::default() }
+            }
+            _ => Bounds::default(),
+        }
+    }
+
+    /// What only this job's processes know.
+    pub fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// Breaks `fabric` when the launcher ends the job.
+    pub fn watch_over(&self, fabric: &Arc<dyn Fabric>) {
+        if let Way::Launched(control) = &self.way {
+            lock(control).watch_over(fabric);
+        }
+    }
+
+    /// Why the launcher has ended the job, if it has.
+    pub fn ending(&self) -> Option<Error> {
+        match &self.way {
+            Way::Launched(control) => lock(control).ending(),
+            _ => None,
+        }
+    }
+
+    /// Tells the launcher what this rank fails with, so that it can name the cause. `said`: the user has read it.
+    pub fn fail(&self, error: &Error, said: bool) {
+        if let Way::Launched(control) = &self.way {
+            let follows =
+                matches!(error, Error::Aborted { .. } | Error::PeerLost { .. } | Error::Ended { .. });
+            let words = if said { String::new() } else { error.to_string() };
+            lock(control).fail(Complaint { code: error.exit_code(), follows, words });
+        }
+    }
+
+    /// Tells the launcher whether this rank must never be killed hard, and why: it holds what a killed process
+    /// does not give back.
+    pub fn keep(&self, why: Option<&str>) {
+        if let Way::Launched(control) = &self.way {
+            lock(control).keep(why);
+        }
+    }
+}
+
+/// The ranks of a job meet through it.
+impl Rendezvous for &Job {
+    fn rank(&self) -> usize {
+        self.place.rank
+    }
+
+    fn size(&self) -> usize {
+        self.place.size
+    }
+
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        match &self.way {
+            Way::Launched(control) => lock(control).all_gather(mine),
+            Way::Direct(met) => lock(met).all_gather(mine),
+            Way::Alone => Ok(vec![mine.to_vec()]),
+        }
+    }
+}
