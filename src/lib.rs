@@ -36,13 +36,8 @@
 //! | 1 | [`comm`], [`dist::index`] | groups, collectives, broadcasts; block-cyclic arithmetic |
 //! | 2 | [`grid`], [`dist`] | process grids; matrices, views, gather and scatter |
 //! | 3 | [`blas`] | norms |
-<<<<<<< HEAD
 //! | 4 | [`lapack`] | LU, solves, condition |
-//! | 5 | [`world`], [`solver`], [`io`] | a program's place in a job; what most users call; matrices in files |
-=======
-//! | 4 | [`lapack`] | LU and solves |
-//! | 5 | [`job`], [`world`], [`solver`] | a program's place in a job; what most users call |
->>>>>>> 7afc66e (wip)
+//! | 5 | [`job`], [`world`], [`solver`], [`io`] | a program's place in a job; what most users call; matrices in files |
 
 pub mod blas;
 pub mod comm;
@@ -61,6 +56,7 @@ pub use dist::{Blocks, Desc, DistMatrix};
 pub use error::{Error, Result};
 pub use fulmen_kernels as kernels;
 pub use grid::{Grid, Order};
+pub use job::Job;
 pub use solver::Lu;
 pub use world::{Setup, World};
 

@@ -6,8 +6,10 @@ use fulmen_kernels::{Choice, Element, KernelSet, Kernels, Team, allowed_cores};
 
 use crate::compute::Compute;
 use crate::error::{Error, Result};
-use crate::fabric::{Fabric, mem};
+use crate::fabric::{Fabric, mem, shm};
 use crate::grid::{Grid, Order};
+use crate::job::Job;
+use crate::job::env::THREADS;
 
 /// What each rank computes with.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +51,7 @@ impl Setup {
 pub struct World {
     fabric: Arc<dyn Fabric>,
     compute: Arc<Compute>,
+    job: Option<Arc<Job>>,
 }
 
 impl World {
@@ -57,8 +60,48 @@ impl World {
     /// # Errors
     /// When the kernels or threads asked for cannot be had.
     pub fn new(fabric: Arc<dyn Fabric>, ranks_here: usize, setup: &Setup) -> Result<Self> {
-        let compute = Arc::new(setup.compute(fabric.rank(), ranks_here)?);
-        Ok(World { fabric, compute })
+        let local = (fabric.rank(), ranks_here);
+        World::placed(fabric, local, setup)
+    }
+
+    /// A rank with this fabric, of which `local` tells its number among the ranks of its host and how many these are.
+    ///
+    /// # Errors
+    /// When the kernels or threads asked for cannot be had.
+    pub fn placed(fabric: Arc<dyn Fabric>, local: (usize, usize), setup: &Setup) -> Result<Self> {
+        let compute = Arc::new(setup.compute(local.0, local.1)?);
+        Ok(World { fabric, compute, job: None })
+    }
+
+    /// This process: one rank of the job that its environment tells of (started by `fulmen-run`, `torchrun`, `srun`,
+    /// `mpirun`, or the shared-memory supervisor), or alone. All ranks of a job must call it; once.
+    ///
+    /// Of `setup`, threads that were left open are as many as `fulmen-run` was told (FULMEN_THREADS).
+    ///
+    /// # Errors
+    /// When the environment tells of a job and this rank does not find it, or cannot be connected to the others.
+    pub fn from_env(setup: &Setup) -> Result<Self> {
+        let mut setup = setup.clone();
+        if setup.threads == 0 {
+            setup.threads = threads_from_env()?.unwrap_or(0);
+        }
+        let Some(job) = Job::from_env()? else {
+            let fabric = match shm::connect_from_env()? {
+                Some(fabric) => fabric,
+                None => mem::Job::new(1, &mem::Options::default())?.build().remove(0),
+            };
+            let size = fabric.size();
+            return World::new(fabric, size, &setup);
+        };
+        let connected = job.connect(job.bounds());
+        let fabric = connected.inspect_err(|e| job.fail(e, false))?;
+        let world = World::placed(fabric, job.local(), &setup)?;
+        Ok(World { job: Some(Arc::new(job)), ..world })
+    }
+
+    /// The job that [`World::from_env`] has found.
+    pub fn job(&self) -> Option<&Job> {
+        self.job.as_deref()
     }
 
     /// A job of `n` ranks that are threads of this process: runs `program` on each and returns what each
@@ -111,5 +154,20 @@ impl World {
     /// This rank's threads.
     pub fn team(&self) -> &Team {
         self.compute.team()
+    }
+}
+
+/// Threads of this rank, if whoever started it says (FULMEN_THREADS).
+///
+/// # Errors
+/// [`Error::Argument`] when it is no number.
+pub fn threads_from_env() -> Result<Option<usize>> {
+    let Some(text) = std::env::var_os(THREADS) else { return Ok(None) };
+    let text = text.to_string_lossy();
+    match text.parse::<usize>() {
+        Ok(threads) if threads > 0 => Ok(Some(threads)),
+        _ => {
+            Err(Error::argument(THREADS, text, "is no number of threads", "set it to 1 or more, or unset it"))
+        }
     }
 }

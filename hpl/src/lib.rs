@@ -13,6 +13,7 @@ pub mod exit;
 pub mod generator;
 pub mod hash;
 pub mod interrupt;
+pub mod job;
 pub mod launch;
 pub mod local;
 pub mod machine;

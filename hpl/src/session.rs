@@ -53,7 +53,10 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
         None => Rate::assumed(host.cores),
     };
     let settings = request.settle(host, rate);
-    job.fabric = settings.fabric.name().to_string();
+    // Ranks that a launcher has started are connected already.
+    if job.fabric.is_empty() {
+        job.fabric = settings.fabric.name().to_string();
+    }
     let plan = Plan::new(&settings, host, rate);
     settings.warnings.iter().for_each(|w| say(format!("hpl-run: warning: {w}")));
     if settings.check {

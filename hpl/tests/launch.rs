@@ -434,3 +434,103 @@ fn nobody_reads_the_output() {
     drop(started.0.stdout.take());
     started.end().expect(3, &["the ranks' output cannot be written: "]);
 }
+
+/// What the ranks of `ranks_of_the_library` run: this test program, as a rank. Otherwise there is nothing to do.
+#[test]
+fn as_rank() {
+    let Ok(what) = std::env::var("BENCH_RANK") else { return };
+    let result = (|| {
+        let world = fulmen::World::from_env(&fulmen::Setup { threads: 1, ..Default::default() })?;
+        let job = world.job().expect("a launcher has started this");
+        let group = fulmen::comm::Group::all(world.fabric().clone())?;
+        let mut sum = [1.0 + world.rank() as f64];
+        group.all_sum(&mut sum)?;
+        println!("sum {} on {} {:?}", sum[0], job.host(world.rank()), job.local());
+        if what == "wait" {
+            std::fs::write(format!("pid.{}", world.rank()), std::process::id().to_string()).unwrap();
+            loop {
+                group.barrier()?;
+            }
+        }
+        Ok::<(), fulmen::Error>(())
+    })();
+    std::process::exit(result.map_or_else(|e| e.exit_code().into(), |()| 0));
+}
+
+#[test]
+fn ranks_of_the_library() {
+    let bench = Bench::new();
+    let ssh = bench.ssh();
+    let me = std::env::current_exe().unwrap().display().to_string();
+    let args = |what: &'static str| {
+        let all = [
+            "--ssh",
+            &ssh,
+            "--host",
+            "a:2,b",
+            "--silence",
+            "4",
+            "-x",
+            what,
+            &me,
+            "--exact",
+            "as_rank",
+            "--nocapture",
+        ];
+        all.map(str::to_string)
+    };
+    let as_strs = |v: &[String]| v.iter().map(String::as_str).collect::<Vec<_>>().join("\n");
+    let run = as_strs(&args("BENCH_RANK=sum"));
+    let ended = bench.run(&run.split('\n').collect::<Vec<_>>());
+    ended.expect(0, &[]);
+    let mut told: Vec<&str> = ended.out.lines().filter_map(|l| l.find("sum ").map(|at| &l[at..])).collect();
+    told.sort_unstable();
+    assert_eq!(told, ["sum 6 on a (0, 2)", "sum 6 on a (1, 2)", "sum 6 on b (0, 1)"]);
+    // One is killed, or the launcher interrupted, within a collective.
+    for signal in [libc::SIGKILL, libc::SIGINT] {
+        let bench = Bench::new();
+        let wait = as_strs(&args("BENCH_RANK=wait"));
+        let started = bench.start(&wait.split('\n').collect::<Vec<_>>());
+        let pids = bench.pids(3);
+        if signal == libc::SIGINT {
+            started.signal(signal);
+            started.end().expect(5, &["interrupted"]);
+        } else {
+            let two = std::fs::read_to_string(bench.path("pid.2")).unwrap();
+            signal_to(two.trim().parse().unwrap(), signal);
+            started.end().expect(4, &["rank 2 (b, pid ", "was killed by signal 9 (SIGKILL)"]);
+        }
+        all_gone(&pids);
+    }
+}
+
+#[test]
+fn hpl_run_as_ranks() {
+    let bench = Bench::new();
+    let ssh = bench.ssh();
+    let program = env!("CARGO_BIN_EXE_hpl-run");
+    let alone = Command::new(program)
+        .args(["-N", "200", "--nb", "16", "-P", "1", "-Q", "1", "--threads", "1", "--hash"])
+        .current_dir(bench.0.path())
+        .output()
+        .unwrap();
+    let hash = |text: &str| text.lines().find_map(|l| l.split("   x ").nth(1).map(str::to_string));
+    let wanted = hash(&String::from_utf8_lossy(&alone.stderr)).expect("a hash");
+    let hosts = ["--ssh", &ssh, "--host", "a:2,b:2", program];
+    let args =
+        ["-N", "200", "--nb", "16", "-P", "2", "-Q", "2", "--threads", "1", "--hash", "--json", "j.json"];
+    let ended = bench.run(&[&hosts[..], &args[..]].concat());
+    ended.expect(0, &["PASSED", "fabric tcp"]);
+    assert_eq!(hash(&ended.err), Some(wanted), "{ended:?}");
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(bench.path("j.json")).unwrap()).unwrap();
+    assert_eq!((&report["places"][3]["host"], &report["ranks"]), (&"b".into(), &4.into()));
+    // What cannot be run is said once, by rank 0, and ends all.
+    let ended = bench.run(&[&hosts[..], &["-N", "200", "-P", "3", "-Q", "2"][..]].concat());
+    ended.expect(2, &["the 3 x 2 grid needs 6, --ranks has 4", "rank 0 (a, pid "]);
+    assert_eq!(ended.err.matches("the 3 x 2 grid needs 6").count(), 1, "{ended:?}");
+    let ended = bench.run(&[&hosts[..], &["-N", "ten"][..]].concat());
+    ended.expect(2, &["write digits only"]);
+    let ended = bench.run(&[&hosts[..], &["--help"][..]].concat());
+    ended.expect(0, &[]);
+}

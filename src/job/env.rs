@@ -22,6 +22,8 @@ pub const LOCAL_RANK: &str = "FULMEN_LOCAL_RANK";
 pub const LOCAL_SIZE: &str = "FULMEN_LOCAL_SIZE";
 /// Set by the shared-memory supervisor, which has its own way to connect.
 const SHM: &str = "FULMEN_SHM";
+/// Threads of this rank.
+pub const THREADS: &str = "FULMEN_THREADS";
 /// `host:port` of rank 0, where no launcher tells it.
 pub const RENDEZVOUS: &str = "FULMEN_RENDEZVOUS";
 /// A file with at least 32 random bytes that only the job's user may read.

@@ -17,7 +17,7 @@ use self::env::{Place, Starter, Variables};
 use self::messages::Complaint;
 use crate::error::{Error, Result};
 use crate::fabric::rendezvous::{Rendezvous, Secret};
-use crate::fabric::{Bounds, Fabric, host_name};
+use crate::fabric::{Bounds, Fabric, host_name, mem, tcp};
 
 /// Ranks that no launcher of ours has started must meet within this time.
 const MEETING: Duration = Duration::from_secs(60);
@@ -132,16 +132,28 @@ impl Job {
         }
     }
 
+    /// Connects this rank with all others, and breaks that when the launcher ends the job. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] when ranks do not reach each other.
+    pub fn connect(&self, bounds: Bounds) -> Result<Arc<dyn Fabric>> {
+        let mut meeting = self;
+        let fabric = match self.size() {
+            1 => mem::Job::new(1, &mem::Options { bounds, ..mem::Options::default() })?.build().remove(0),
+            _ => {
+                let options = tcp::Options { bounds, ..tcp::Options::default() };
+                tcp::connect(&mut meeting, self.secret.clone(), &options)?
+            }
+        };
+        if let Way::Launched(control) = &self.way {
+            lock(control).watch_over(&fabric);
+        }
+        Ok(fabric)
+    }
+
     /// What only this job's processes know.
     pub fn secret(&self) -> &Secret {
         &self.secret
-    }
-
-    /// Breaks `fabric` when the launcher ends the job.
-    pub fn watch_over(&self, fabric: &Arc<dyn Fabric>) {
-        if let Way::Launched(control) = &self.way {
-            lock(control).watch_over(fabric);
-        }
     }
 
     /// Why the launcher has ended the job, if it has.

@@ -127,7 +127,7 @@ pub struct Cli {
     pub verbose: bool,
 
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
 }
 
@@ -162,7 +162,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Writes `mpirun`'s long options, which begin with one dash, as ours: up to the program, which has its own.
+/// Writes `mpirun`'s long options, which begin with one dash, as ours: up to the program, which has its own, and is
+/// marked with `--`.
 pub fn with_two_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     const LONG: [&str; 7] = ["-np", "-host", "-hosts", "-hostfile", "-machinefile", "-wdir", "-wd"];
     let command = Cli::command();
@@ -180,6 +181,9 @@ pub fn with_two_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString
     let mut all: Vec<OsString> = args.next().into_iter().collect();
     while let Some(arg) = args.next() {
         let Some(word) = arg.to_str().filter(|w| w.starts_with('-') && *w != "--") else {
+            if arg != "--" {
+                all.push("--".into());
+            }
             all.push(arg);
             break;
         };

@@ -153,6 +153,7 @@ mod tests {
             kernels: "native/avx512".into(),
             self_test: "ok".into(),
             gemm_gflops: Some(153.0),
+            places: vec![],
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-use super::{Job, Outcome, Phases, Tally, Verdict, calibration, human};
+use super::{Job, Outcome, Phases, RankPlace, Tally, Verdict, calibration, human};
 use crate::exit::Status;
 use crate::hash;
 use crate::machine::Host;
@@ -24,6 +24,8 @@ pub struct Report {
     fabric: String,
     ranks: usize,
     threads: usize,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    places: Vec<RankPlace>,
     runs: Vec<RunReport>,
     passed: usize,
     failed: usize,
@@ -150,6 +152,7 @@ impl Report {
             fabric: job.fabric.clone(),
             ranks: job.ranks,
             threads: job.threads,
+            places: job.places.clone(),
             runs: outcomes.iter().map(|o| RunReport::new(o, job)).collect(),
             passed: tally.passed,
             failed: tally.failed,
@@ -257,6 +260,7 @@ mod tests {
             kernels: "native/avx2".into(),
             self_test: "ok".into(),
             gemm_gflops: Some(2.0),
+            places: vec![],
         };
         let mut out = vec![];
         Report::new(&job, &host(), outcomes, status, "why").write(&mut out).unwrap();

@@ -33,6 +33,19 @@ pub struct Job {
     pub self_test: String,
     /// Measured dgemm of all ranks and threads together, Gflop/s; `None` if it was not measured.
     pub gemm_gflops: Option<f64>,
+    /// Where each rank is, if a launcher has started them.
+    pub places: Vec<RankPlace>,
+}
+
+/// A rank's place.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct RankPlace {
+    /// The rank.
+    pub rank: usize,
+    /// Its host.
+    pub host: String,
+    /// Its threads.
+    pub threads: usize,
 }
 
 /// One run, solved and (unless the threshold forbids it) checked.

@@ -1,0 +1,362 @@
+//! The driver for a job of processes that a launcher has started: each process is one rank of it.
+//!
+//! Rank 0 reads the input, talks to the user and writes the reports ([`crate::session`]); it hands what is to be done
+//! to the others over the fabric, and works as they do.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use fulmen::comm::Group;
+use fulmen::fabric::{Bounds, Fabric};
+use fulmen::job::Job;
+use fulmen::job::env::Starter;
+use fulmen::{Error, Result, Setup, World};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::Cli;
+use crate::driver::Driver;
+use crate::local::Local;
+use crate::machine::Host;
+use crate::params::Run;
+use crate::progress::Progress;
+use crate::rank;
+use crate::report::{self, Outcome, RankPlace};
+use crate::session;
+use crate::settings::Settings;
+use crate::worker::Assignment;
+
+/// What rank 0 tells the others to do next.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+enum Order {
+    /// Test the kernels and measure them, with so many threads.
+    Calibrate { kernels: String, threads: usize },
+    /// Solve all runs, then end.
+    Work(Box<Assignment>),
+    /// End: there is nothing to solve.
+    Nothing,
+}
+
+/// This process's rank of a job.
+struct Member {
+    job: Arc<Job>,
+    fabric: Arc<dyn Fabric>,
+    group: Group,
+    /// Threads that the launcher gives this rank, if it does and the user does not.
+    own_threads: Option<usize>,
+}
+
+/// Runs this rank of a job to its end.
+pub fn run(job: Job) -> ExitCode {
+    // All ranks have the same arguments; rank 0 alone complains of them.
+    let job = Arc::new(job);
+    let cli = Cli::try_parse();
+    let given = cli.as_ref().ok();
+    let mut bounds = job.bounds();
+    if let Some(patience) = given.and_then(|c| c.timeout) {
+        bounds.patience = patience;
+    }
+    // A launcher of ours watches with a bound of its own.
+    if let (Some(silence), false) = (given.and_then(|c| c.silence), is_ours(&job)) {
+        bounds.silence = silence;
+    }
+    let own_threads = match given.and_then(|c| c.threads) {
+        Some(_) => None,
+        None => match fulmen::world::threads_from_env() {
+            Ok(threads) => threads,
+            Err(e) => return told(&job, &e),
+        },
+    };
+    let member = match Member::join(Arc::clone(&job), bounds, own_threads) {
+        Ok(member) => member,
+        Err(e) => return told(&job, &e),
+    };
+    if member.job.rank() == 0 {
+        return lead(member, cli);
+    }
+    match member.follow() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            let e = member.job.ending().unwrap_or(e);
+            member.fabric.fail(&e);
+            told(&member.job, &e)
+        }
+    }
+}
+
+fn is_ours(job: &Job) -> bool {
+    matches!(job.starter(), Starter::FulmenRun { .. })
+}
+
+/// The launcher tells the user what a rank fails with; where there is none of ours, the rank does, unless another has.
+fn told(job: &Job, e: &Error) -> ExitCode {
+    job.fail(e, false);
+    if !is_ours(job) && !matches!(e, Error::Aborted { .. }) {
+        let _ = writeln!(std::io::stderr(), "hpl-run: rank {} ({}): {e}", job.rank(), job.host(job.rank()));
+    }
+    ExitCode::from(e.exit_code())
+}
+
+fn lead(member: Member, cli: std::result::Result<Cli, clap::Error>) -> ExitCode {
+    let mut lead = Lead { member, world: None, left: 0, over: false, failed: false };
+    let status = (|| {
+        let mut cli = match cli {
+            Ok(cli) => cli,
+            Err(e) => {
+                // Help too comes this way.
+                let _ = e.print();
+                return Ok(e.exit_code() as u8);
+            }
+        };
+        let size = lead.member.job.size();
+        if let Some(ranks) = cli.ranks.filter(|&r| r != size) {
+            let problem = format!("the job has {size}");
+            let remedy = "leave it away, or start as many ranks with the launcher (-n)";
+            return Err(Error::argument("--ranks", ranks, problem, remedy));
+        }
+        if let Some(fabric) = cli.fabric {
+            let remedy =
+                "leave it away: ranks that a launcher has started are connected by what reaches them";
+            return Err(Error::argument(
+                "--fabric",
+                fabric.name(),
+                "is for ranks of this program's own",
+                remedy,
+            ));
+        }
+        cli.ranks = Some(size);
+        cli.threads = cli.threads.or(lead.member.own_threads);
+        let host = lead.member.hosts()?.unwrap_or_else(Host::detect);
+        Ok(session::run(&cli, std::path::Path::new(""), &host, &mut lead) as u8)
+    })();
+    let status = status.unwrap_or_else(|e: Error| {
+        let _ = writeln!(std::io::stderr(), "hpl-run: {e}");
+        lead.fail(&e);
+        e.exit_code()
+    });
+    lead.end();
+    ExitCode::from(status)
+}
+
+impl Member {
+    fn join(job: Arc<Job>, bounds: Bounds, own_threads: Option<usize>) -> Result<Member> {
+        let fabric = job.connect(bounds)?;
+        let group = Group::all(fabric.clone())?;
+        Ok(Member { job, fabric, group, own_threads })
+    }
+
+    fn follow(&self) -> Result<()> {
+        self.hosts()?;
+        loop {
+            match self.receive()? {
+                Order::Calibrate { kernels, threads } => {
+                    self.calibrate(&kernels, threads)?;
+                }
+                Order::Work(assignment) => {
+                    let world = self.world(&assignment.kernels, assignment.threads)?;
+                    for run in assignment.input.runs() {
+                        rank::solve(&world, &run, &mut |_, _| {})?;
+                    }
+                    return Ok(());
+                }
+                Order::Nothing => return Ok(()),
+            }
+        }
+    }
+
+    /// Rank 0 tells the others.
+    fn order(&self, order: &Order) -> Result<()> {
+        let mut bytes = postcard::to_allocvec(order).map_err(|e| Error::Internal(e.to_string()))?;
+        self.group.bcast(0, &mut [bytes.len() as u64])?;
+        self.group.bcast(0, &mut bytes)
+    }
+
+    fn receive(&self) -> Result<Order> {
+        self.fabric.set_activity("while waiting for what rank 0 wants done");
+        let mut len = [0u64];
+        self.group.bcast(0, &mut len)?;
+        let mut bytes = vec![0u8; len[0] as usize];
+        self.group.bcast(0, &mut bytes)?;
+        postcard::from_bytes(&bytes).map_err(|e| Error::Internal(format!("an order that is none: {e}")))
+    }
+
+    fn threads(&self, assigned: usize) -> usize {
+        self.own_threads.unwrap_or(assigned)
+    }
+
+    fn world(&self, kernels: &str, threads: usize) -> Result<World> {
+        let kernels = kernels.parse().map_err(Error::Internal)?;
+        let setup = Setup { kernels, threads: self.threads(threads), bind: true };
+        World::placed(self.fabric.clone(), self.job.local(), &setup)
+    }
+
+    /// All hosts of the job as one, on rank 0.
+    fn hosts(&self) -> Result<Option<Host>> {
+        let own = Host::detect();
+        let mine = [own.cores as u64, own.available.unwrap_or(u64::MAX), own.numa_nodes as u64];
+        let Some(all) = self.group.gather(0, &mine)? else { return Ok(None) };
+        let facts: Vec<[u64; 3]> = all.chunks_exact(3).map(|c| [c[0], c[1], c[2]]).collect();
+        let names: Vec<&str> = (0..self.job.size()).map(|r| self.job.host(r)).collect();
+        Ok(Some(together(&names, &facts, own)))
+    }
+
+    /// Every rank at the same time; on rank 0 all rates and thread counts.
+    fn calibrate(&self, kernels: &str, threads: usize) -> Result<Option<(report::Job, Vec<[f64; 2]>)>> {
+        self.fabric.set_activity("while measuring dgemm");
+        let threads = self.threads(threads);
+        let measured = Local::default().calibrate(kernels, 1, threads)?;
+        let mine = [measured.gemm_gflops.unwrap_or(0.0), threads as f64];
+        let all = self.group.gather(0, &mine)?;
+        Ok(all.map(|all| (measured, all.chunks_exact(2).map(|c| [c[0], c[1]]).collect())))
+    }
+}
+
+/// The hosts of all ranks as one: all cores, and as much memory as all ranks can have if each takes as much as the
+/// one that can have least. `facts` of each rank's host: cores, bytes available, memory domains.
+fn together(names: &[&str], facts: &[[u64; 3]], own: Host) -> Host {
+    let mut seen: Vec<&str> = vec![];
+    let (mut cores, mut domains, mut least) = (0, 0, (u64::MAX, ""));
+    for (rank, name) in names.iter().enumerate() {
+        let [c, available, numa] = facts[rank];
+        if !seen.contains(name) {
+            seen.push(name);
+            cores += c as usize;
+            domains += numa as usize;
+        }
+        let here = names.iter().filter(|n| *n == name).count() as u64;
+        least = least.min((available / here, name));
+    }
+    if seen.len() == 1 {
+        return own;
+    }
+    let available = least.0.checked_mul(names.len() as u64).filter(|_| least.0 < u64::MAX / 1024);
+    Host {
+        name: format!("the job's {} hosts", seen.len()),
+        cores,
+        numa_nodes: domains,
+        available,
+        bound: format!("the ranks on {} have least", least.1),
+    }
+}
+
+/// Rank 0.
+struct Lead {
+    member: Member,
+    world: Option<World>,
+    /// Runs that the others still wait for.
+    left: usize,
+    /// The others have been told all that there is.
+    over: bool,
+    failed: bool,
+}
+
+impl Lead {
+    /// A failure of this rank, which the user is told of: the job's end.
+    fn fail(&mut self, e: &Error) {
+        if !std::mem::replace(&mut self.failed, true) {
+            self.member.fabric.fail(e);
+            self.member.job.fail(e, true);
+        }
+    }
+
+    fn noting<T>(&mut self, result: Result<T>) -> Result<T> {
+        result.map_err(|e| {
+            // The launcher's reason is the cause of what the fabric says.
+            let e = self.member.job.ending().unwrap_or(e);
+            self.fail(&e);
+            e
+        })
+    }
+
+    /// Nobody is left waiting.
+    fn end(&mut self) {
+        if self.failed {
+            return;
+        }
+        if !self.over {
+            let ordered = self.member.order(&Order::Nothing);
+            // They are gone already: all the better.
+            drop(ordered);
+        } else if self.left > 0 {
+            self.fail(&Error::Ended { message: "rank 0 has ended early; it has said why".into(), code: 3 });
+        }
+    }
+}
+
+impl Driver for Lead {
+    fn calibrate(&mut self, kernels: &str, ranks: usize, threads: usize) -> Result<report::Job> {
+        let measured = (|| {
+            self.member.order(&Order::Calibrate { kernels: kernels.into(), threads })?;
+            self.member.calibrate(kernels, threads)
+        })();
+        let Some((own, all)) = self.noting(measured)? else {
+            return Err(Error::Internal("rank 0 got no rates".into()));
+        };
+        let job = &self.member.job;
+        let place =
+            |rank: usize| RankPlace { rank, host: job.host(rank).into(), threads: all[rank][1] as usize };
+        Ok(report::Job {
+            ranks,
+            fabric: self.member.fabric.name().into(),
+            gemm_gflops: Some(all.iter().map(|r| r[0]).sum()),
+            places: (0..job.size()).map(place).collect(),
+            ..own
+        })
+    }
+
+    /// The others go on to the next run at once, and must not be disturbed.
+    fn measure_again(&mut self) -> Option<f64> {
+        None
+    }
+
+    fn start(&mut self, settings: &Settings) -> Result<()> {
+        let assignment = Assignment {
+            input: settings.input.clone(),
+            kernels: settings.kernels.clone(),
+            threads: settings.threads,
+        };
+        self.left = settings.input.runs().count();
+        self.over = true;
+        let world = (|| {
+            self.member.order(&Order::Work(Box::new(assignment)))?;
+            self.member.world(&settings.kernels, settings.threads)
+        })();
+        self.world = Some(self.noting(world)?);
+        Ok(())
+    }
+
+    fn solve(&mut self, run: &Run, progress: &Progress) -> Result<Outcome> {
+        let Some(world) = &self.world else {
+            return Err(Error::Internal("a run before the ranks were started".into()));
+        };
+        let solved = rank::solve(world, run, &mut |done, total| progress.work(done, total));
+        let outcome = self.noting(solved)?;
+        self.left -= 1;
+        outcome.ok_or_else(|| Error::Internal("rank 0 had no outcome".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_count_once_and_the_poorest_rank_bounds_memory() {
+        let own = Host {
+            name: "this machine".into(),
+            cores: 8,
+            numa_nodes: 1,
+            available: Some(64),
+            bound: "x".into(),
+        };
+        let facts = [[8, 64, 1], [8, 64, 1], [4, 40, 2]];
+        let all = together(&["a", "a", "b"], &facts, own.clone());
+        assert_eq!((all.cores, all.numa_nodes, all.available), (12, 3, Some(96)));
+        assert_eq!(all.name, "the job's 2 hosts");
+        assert!(all.bound.contains("on a"));
+        assert_eq!(together(&["a", "a"], &facts[..2], own.clone()), own);
+        let unknown = [[8, u64::MAX, 1], [8, u64::MAX, 1]];
+        assert_eq!(together(&["a", "b"], &unknown, own).available, None);
+    }
+}
