@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fulmen_kernels::{Choice, Element, KernelSet, Kernels, Team, allowed_cores};
+use fulmen_kernels::{Choice, Element, KernelSet, Kernels, Team, allowed_cores, cores};
 
 use crate::compute::Compute;
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::job::env::THREADS;
 pub struct Setup {
     /// Which kernels.
     pub kernels: Choice,
-    /// Threads of each rank; 0: as many as there are cores for it.
+    /// Threads of each rank; 0: as many as there are cores for it (of Apple silicon, performance cores).
     pub threads: usize,
     /// Whether each thread is kept on a core of its own, if there are enough (Linux only). For a program
     /// that has the machine to itself.
@@ -25,8 +25,7 @@ pub struct Setup {
 
 impl Setup {
     fn compute(&self, rank: usize, ranks_here: usize) -> Result<Compute> {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = if self.threads > 0 { self.threads } else { (cores / ranks_here.max(1)).max(1) };
+        let threads = if self.threads > 0 { self.threads } else { (cores() / ranks_here.max(1)).max(1) };
         let kernels = KernelSet::select(&self.kernels).map_err(|problem| Error::Argument {
             name: "kernels".into(),
             value: self.kernels.to_string(),

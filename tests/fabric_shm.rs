@@ -4,7 +4,9 @@ mod conformance;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+#[cfg(target_os = "linux")]
+use std::time::Instant;
 
 use fulmen::fabric::shm::{Outcome, Supervisor, connect_from_env};
 use fulmen::fabric::{Bounds, Buf, Fabric, Lane};
@@ -194,12 +196,14 @@ fn as_supervisor() {
     std::process::exit(outcome.exit_code.into());
 }
 
+#[cfg(target_os = "linux")]
 fn is_gone(pid: i32) -> bool {
     // What nobody has reaped yet is gone too.
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .map_or(true, |stat| stat.rsplit(')').next().unwrap().trim_start().starts_with('Z'))
 }
 
+#[cfg(target_os = "linux")]
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {

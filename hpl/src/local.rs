@@ -49,8 +49,7 @@ impl Driver for Local {
             Error::argument("--kernels", kernels, problem, "use `native`, which is always there")
         })?;
         // More threads than cores would measure nothing but their switching.
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads_at_once = (ranks * threads).min(cores);
+        let threads_at_once = (ranks * threads).min(fulmen::kernels::cores());
         let team = Team::new(threads_at_once).map_err(|what| Error::Resources {
             what,
             remedy: "ask for fewer ranks or threads, or raise the limit (ulimit -u)".into(),

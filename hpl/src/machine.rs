@@ -7,7 +7,8 @@ use fulmen::dist::memory;
 pub struct Host {
     /// Its name in messages.
     pub name: String,
-    /// Cores that this process may use (affinity and quota taken into account).
+    /// Cores that deserve a thread: those that this process may use (affinity and quota taken into account); on Apple
+    /// silicon the performance cores.
     pub cores: usize,
     /// Memory domains.
     pub numa_nodes: usize,
@@ -24,7 +25,7 @@ impl Host {
         let bound = if memory.process < memory.host { "ulimit -v" } else { "free memory" };
         Host {
             name: "this machine".to_string(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: fulmen::kernels::cores(),
             numa_nodes: numa_nodes(),
             available: Some(memory.least()).filter(|&bytes| bytes < u64::MAX),
             bound: bound.to_string(),

@@ -1,4 +1,16 @@
-//! Which cores the threads run on. Only Linux lets a program say so; elsewhere nothing is done.
+//! Which cores the threads run on. Only Linux lets a program say so; macOS puts threads that are as many as its
+//! performance cores on these.
+
+/// How many cores deserve a thread: those that this process may use; on Apple silicon the performance cores, for
+/// threads that meet at barriers are as fast as the slowest.
+pub fn cores() -> usize {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    #[cfg(target_os = "macos")]
+    if let Some(fast) = crate::sysctl::number(c"hw.perflevel0.physicalcpu") {
+        return all.min(fast as usize).max(1);
+    }
+    all
+}
 
 /// The cores that this thread may run on, in ascending order; empty where the system does not tell.
 pub fn allowed_cores() -> Vec<usize> {
@@ -32,4 +44,16 @@ pub(crate) fn pin(core: usize) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = core;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_cores_deserve_a_thread_and_no_more_than_there_are() {
+        let all = std::thread::available_parallelism().unwrap().get();
+        assert!((1..=all).contains(&cores()));
+        assert!(allowed_cores().is_sorted());
+    }
 }

@@ -18,9 +18,11 @@ mod scalar;
 mod select;
 mod selftest;
 mod shared;
+#[cfg(target_os = "macos")]
+pub mod sysctl;
 mod team;
 
-pub use affinity::allowed_cores;
+pub use affinity::{allowed_cores, cores};
 pub use faer::{Mat, MatMut, MatRef};
 pub use kernels::{Description, Diag, Kernels, Op, Side, Tile, Uplo};
 pub use native::{HasNative, Isa, native};

@@ -177,7 +177,7 @@ mod tests {
             ("natve", "`natve` is no kernels; choose among native, "),
             ("", "reference, blas, blas:NAME, blas:/path/to/library"),
             ("native:sse9", "portable"),
-            ("blas:openblass", "the names are openblas, mkl, blis"),
+            ("blas:openblass", "the names are accelerate, openblas, mkl, blis"),
             ("blas:", "or give a file: blas:/path/to/library"),
         ];
         for (text, words) in cases {

@@ -251,24 +251,10 @@ mod system {
 
 #[cfg(target_os = "macos")]
 mod system {
-    /// Free, inactive and purgeable pages.
+    use fulmen_kernels::sysctl::number;
+
+    /// Pages that are free, hold a file's content that is still on disk, or that their owner let go.
     pub(super) fn host_available() -> u64 {
-        let number = |name: &std::ffi::CStr| -> Option<u64> {
-            let mut bytes = [0u8; 8];
-            let mut len = bytes.len();
-            // SAFETY: writes at most `len` bytes into `bytes`.
-            let rc = unsafe {
-                libc::sysctlbyname(
-                    name.as_ptr(),
-                    bytes.as_mut_ptr().cast(),
-                    &mut len,
-                    std::ptr::null_mut(),
-                    0,
-                )
-            };
-            // Little-endian, 4 or 8 bytes.
-            (rc == 0).then(|| u64::from_le_bytes(bytes))
-        };
         let pages = number(c"vm.page_free_count").map(|free| {
             free + number(c"vm.page_pageable_external_count").unwrap_or(0)
                 + number(c"vm.page_purgeable_count").unwrap_or(0)

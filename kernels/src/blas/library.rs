@@ -26,6 +26,12 @@ struct Known {
 }
 
 const KNOWN: &[Known] = &[
+    // On Apple silicon it alone reaches the matrix units. Not a file: the loader has it at this name.
+    Known {
+        name: "accelerate",
+        linux: &[],
+        macos: &["/System/Library/Frameworks/Accelerate.framework/Accelerate"],
+    },
     Known {
         name: "openblas",
         linux: &[
@@ -83,14 +89,15 @@ pub(crate) fn known_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// How a library spells `dgemm`: Fortran compilers add an underscore, builds with 64-bit integers a suffix,
-/// PyPI's OpenBLAS a prefix, Apple's Accelerate a variant name.
+/// PyPI's OpenBLAS a prefix, Apple's Accelerate a variant name (from macOS 13.3 on; its plain names are those of an
+/// older BLAS, deprecated).
 const DECORATIONS: &[(&str, &str)] = &[
+    ("", "$NEWLAPACK$ILP64"),
+    ("", "$NEWLAPACK"),
     ("", "_"),
     ("", "_64_"),
     ("scipy_", "_"),
     ("scipy_", "_64_"),
-    ("", "$NEWLAPACK$ILP64"),
-    ("", "$NEWLAPACK"),
     ("", "_64"),
     ("", ""),
 ];
@@ -217,6 +224,9 @@ impl Library {
         }
         let what = match wanted {
             Wanted::Any => "no BLAS library was found".to_string(),
+            Wanted::Known("accelerate") if !cfg!(target_os = "macos") => {
+                "BLAS `accelerate` is a part of macOS".to_string()
+            }
             Wanted::Known(name) => format!("no library of BLAS `{name}` was found"),
             Wanted::File(path) => format!("{} can't be used as a BLAS library", path.display()),
         };

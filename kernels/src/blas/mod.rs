@@ -350,6 +350,10 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("install one") && text.contains("blas:/path/to/library"), "{text}");
+        if !cfg!(target_os = "macos") {
+            let text = find(Wanted::Known("accelerate"));
+            assert!(text.starts_with("BLAS `accelerate` is a part of macOS"), "{text}");
+        }
         // A library that is none.
         if cfg!(target_os = "linux") {
             let text = find(Wanted::File("libc.so.6".into()));

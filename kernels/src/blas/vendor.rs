@@ -8,7 +8,7 @@ use super::library::Symbols;
 
 /// What a library says about itself.
 pub(crate) struct Identity {
-    /// `OpenBLAS`, `MKL`, `BLIS`, or `BLAS` for a stranger.
+    /// `OpenBLAS`, `MKL`, `BLIS`, `Accelerate`, or `BLAS` for a stranger.
     pub(crate) vendor: &'static str,
     /// Its version and build, as short as it can be.
     pub(crate) version: String,
@@ -24,6 +24,9 @@ pub(crate) struct Setup {
     /// Two threads must not be inside at once.
     pub(crate) serial: bool,
 }
+
+/// What Accelerate reads before its first call.
+const VECLIB: &str = "VECLIB_MAXIMUM_THREADS";
 
 /// A setter that takes C's `int`, or `dim_t`: a small number fits the same register.
 #[derive(Clone, Copy)]
@@ -80,6 +83,12 @@ impl Identity {
 
     /// A line for the user when the library took this CPU for a lesser one.
     pub(crate) fn warning(&self) -> Option<String> {
+        if self.vendor == "Accelerate" && self.threads_here.is_none() && std::env::var_os(VECLIB).is_none() {
+            return Some(format!(
+                "Accelerate {} starts threads of its own beside ours: set {VECLIB}=1, or upgrade to macOS 15",
+                self.version
+            ));
+        }
         let (core, cpu) = (self.core.as_deref()?, Level::of_this_cpu()?);
         mismatch(self.vendor, &self.version, core, cpu)
     }
@@ -108,7 +117,8 @@ fn mismatch(vendor: &str, version: &str, core: &str, cpu: Level) -> Option<Strin
 
 /// Finds out whose library it is and sets it to one thread.
 pub(crate) fn set_up(symbols: &Symbols, path: &Path) -> Setup {
-    openblas(symbols).or_else(|| mkl(symbols, path)).or_else(|| blis(symbols)).unwrap_or_else(|| Setup {
+    let known = || openblas(symbols).or_else(|| mkl(symbols, path)).or_else(|| blis(symbols));
+    known().or_else(|| accelerate(symbols, path)).unwrap_or_else(|| Setup {
         identity: Identity {
             vendor: "BLAS",
             version: path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
@@ -246,6 +256,28 @@ fn blis(symbols: &Symbols) -> Option<Setup> {
             serial: false,
         })
     }
+}
+
+/// Part of macOS, and of its version. Before macOS 15 its threads obey only VECLIB_MAXIMUM_THREADS, which it reads once.
+fn accelerate(symbols: &Symbols, path: &Path) -> Option<Setup> {
+    let at = path.to_string_lossy();
+    if !at.contains("/Accelerate.framework/") && !at.contains("/vecLib.framework/") {
+        return None;
+    }
+    // SAFETY: signature of vecLib/thread_api.h; 1 is BLAS_THREADING_SINGLE_THREADED, and holds for the calling thread.
+    let set = unsafe { symbols.function("BLASSetThreading") }.map(SetThreads::Int);
+    if let Some(set) = set {
+        set.one();
+    }
+    #[cfg(target_os = "macos")]
+    let version =
+        crate::sysctl::text(c"kern.osproductversion").map_or_else(String::new, |v| format!("of macOS {v}"));
+    #[cfg(not(target_os = "macos"))]
+    let version = String::new();
+    Some(Setup {
+        identity: Identity { vendor: "Accelerate", version, core: None, threads_here: set },
+        serial: false,
+    })
 }
 
 /// Vector instructions that set the pace on x86-64.

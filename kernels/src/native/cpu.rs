@@ -88,7 +88,21 @@ fn caches() -> Option<(usize, usize, usize)> {
     (sizes[1] > 0 && sizes[2] > 0).then_some((sizes[1], sizes[2], sizes[3]))
 }
 
-#[cfg(not(target_os = "linux"))]
+/// The performance cores'. The cores of a cluster share its L2, and there is no L3 (the cache in front of the memory
+/// is not told): half of L2, shared out, stands for each core's own, half for what the cores work on together.
+#[cfg(target_os = "macos")]
+fn caches() -> Option<(usize, usize, usize)> {
+    use crate::sysctl::number;
+    let bytes = |name| number(name).map(|n| n as usize).filter(|&n| n > 0);
+    let l1 = bytes(c"hw.perflevel0.l1dcachesize").or_else(|| bytes(c"hw.l1dcachesize"))?;
+    let l2 = bytes(c"hw.perflevel0.l2cachesize").or_else(|| bytes(c"hw.l2cachesize"))?;
+    match bytes(c"hw.l3cachesize") {
+        Some(l3) => Some((l1, l2, l3)),
+        None => Some((l1, l2 / 2 / bytes(c"hw.perflevel0.cpusperl2").unwrap_or(1), l2 / 2)),
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
 fn caches() -> Option<(usize, usize, usize)> {
     None
 }
@@ -120,7 +134,13 @@ fn name() -> String {
     known.into()
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+/// `Apple M4 Max`
+#[cfg(all(target_os = "macos", not(target_arch = "x86_64")))]
+fn name() -> String {
+    crate::sysctl::text(c"machdep.cpu.brand_string").unwrap_or_else(|| std::env::consts::ARCH.into())
+}
+
+#[cfg(not(any(target_os = "macos", target_arch = "x86_64")))]
 fn name() -> String {
     std::env::consts::ARCH.into()
 }

@@ -104,8 +104,65 @@ mod os {
     }
 }
 
+/// macOS has a futex since 14.4; it is looked up when the program runs, so that older systems still start it.
+#[cfg(target_os = "macos")]
+mod os {
+    use std::ffi::{CStr, c_int, c_void};
+    use std::sync::LazyLock;
+
+    use super::{AtomicU32, Duration};
+
+    /// `os_sync_wait_on_address_with_timeout`: address, value, its size, flags, clock, nanoseconds from now.
+    type Wait = unsafe extern "C" fn(*mut c_void, u64, usize, u32, libc::os_clockid_t, u64) -> c_int;
+    /// `os_sync_wake_by_address_all`: address, size of the value, flags.
+    type Wake = unsafe extern "C" fn(*mut c_void, usize, u32) -> c_int;
+
+    const SIZE: usize = size_of::<AtomicU32>();
+    /// Nobody has measured yet whether every wake-up arrives in memory that is not shared (ranks as threads): no
+    /// sleeper relies on it for longer.
+    const LONGEST: Duration = Duration::from_millis(1);
+
+    static FUTEX: LazyLock<Option<(Wait, Wake)>> = LazyLock::new(|| {
+        let find = |name: &CStr| {
+            // SAFETY: looks a name up in the libraries that are loaded.
+            let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+            (!found.is_null()).then_some(found)
+        };
+        let (wait, wake) =
+            (find(c"os_sync_wait_on_address_with_timeout")?, find(c"os_sync_wake_by_address_all")?);
+        // SAFETY: the signatures of os/os_sync_wait_on_address.h; the system's library stays loaded.
+        Some(unsafe {
+            (std::mem::transmute::<*mut c_void, Wait>(wait), std::mem::transmute::<*mut c_void, Wake>(wake))
+        })
+    });
+
+    pub fn sleep(word: &AtomicU32, at_most: Duration) {
+        if let Some((wait, _)) = *FUTEX {
+            let nanoseconds = at_most.min(LONGEST).as_nanos() as u64;
+            let clock = libc::OS_CLOCK_MACH_ABSOLUTE_TIME;
+            // SAFETY: reads the aligned word, which outlives the call; shared, for the ranks may be processes.
+            let waited = unsafe {
+                wait(word.as_ptr().cast(), 1, SIZE, libc::OS_SYNC_WAIT_ON_ADDRESS_SHARED, clock, nanoseconds)
+            };
+            let error = std::io::Error::last_os_error().raw_os_error();
+            if waited >= 0 || matches!(error, Some(libc::ETIMEDOUT | libc::EINTR)) {
+                return;
+            }
+        }
+        // Without a futex, sleepers look around often.
+        std::thread::sleep(at_most.min(Duration::from_micros(50)));
+    }
+
+    pub fn wake(word: &AtomicU32) {
+        if let Some((_, wake)) = *FUTEX {
+            // SAFETY: uses the address of the word only.
+            unsafe { wake(word.as_ptr().cast(), SIZE, libc::OS_SYNC_WAKE_BY_ADDRESS_SHARED) };
+        }
+    }
+}
+
 /// Without a futex that works across processes, sleepers look around often.
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
 mod os {
     use super::{AtomicU32, Duration};
 

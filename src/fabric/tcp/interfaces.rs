@@ -166,7 +166,12 @@ unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
         libc::AF_INET6 => {
             // SAFETY: as above.
             let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
-            Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+            let mut octets = v6.sin6_addr.s6_addr;
+            if octets[..2] == [0xFE, 0x80] {
+                // macOS may hold the interface's number in there, which is no part of the address.
+                octets[2..4].fill(0);
+            }
+            Some(Ipv6Addr::from(octets).into())
         }
         _ => None,
     }

@@ -18,6 +18,12 @@ fn set(socket: &TcpStream, level: libc::c_int, name: libc::c_int, value: libc::c
     };
 }
 
+#[cfg(not(target_vendor = "apple"))]
+const NOTSENT_LOWAT: libc::c_int = libc::TCP_NOTSENT_LOWAT;
+/// `TCP_NOTSENT_LOWAT` of Apple's netinet/tcp.h, which the libc crate lacks.
+#[cfg(target_vendor = "apple")]
+const NOTSENT_LOWAT: libc::c_int = 0x201;
+
 /// Makes a connection ready for frames.
 ///
 /// # Errors
@@ -26,7 +32,7 @@ pub fn prepare(socket: &TcpStream) -> Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
     // What is not on its way yet stays with us, so that a small put does not queue behind megabytes.
-    set(socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 128 << 10);
+    set(socket, libc::IPPROTO_TCP, NOTSENT_LOWAT, 128 << 10);
     #[cfg(target_vendor = "apple")]
     set(socket, libc::SOL_SOCKET, libc::SO_NOSIGPIPE, 1);
     Ok(())
