@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::doctor;
 use crate::params::{Bcast, Fact, Pmap, Swap};
 
 const ABOUT: &str = "Solves a dense linear system on all ranks: the High-Performance Linpack benchmark";
@@ -23,6 +24,7 @@ Examples:
   hpl-run -N 20000 --nb 256           one order and block size; the grid is chosen
   hpl-run -N 10000,20000 -P 1 -Q 2    two runs on a 1 x 2 grid: two ranks
   hpl-run my.dat --json report.json   a file of your own, and a report for programs
+  hpl-run doctor                      what is wrong with this machine, and what to do about it
 
 A list is written with commas and crossed with the other lists; -P and -Q pair up.
 The HPL.out report goes to stdout (or the file that HPL.dat or --output names), all else to stderr.
@@ -41,9 +43,14 @@ Exit status:
     about = ABOUT,
     long_about = LONG_ABOUT,
     after_help = AFTER,
-    max_term_width = 100
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true
 )]
 pub struct Cli {
+    /// Something else than a run.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// HPL.dat to run, in any dialect
     #[arg(value_name = "HPL.DAT")]
     pub file: Option<PathBuf>,
@@ -159,6 +166,13 @@ pub struct Cli {
     /// Print nothing but the HPL.out report, warnings and errors
     #[arg(long, short, help_heading = REPORT)]
     pub quiet: bool,
+}
+
+/// What else the program does.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// Say what is wrong with this machine, or with several, and what to do about it
+    Doctor(doctor::Options),
 }
 
 const PROBLEM: &str = "Problem";

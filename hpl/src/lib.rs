@@ -8,6 +8,7 @@
 pub mod auto;
 pub mod cli;
 pub mod dat;
+pub mod doctor;
 pub mod driver;
 pub mod exit;
 pub mod generator;

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use fulmen_hpl::cli::Cli;
+use fulmen_hpl::cli::{Cli, Command};
+use fulmen_hpl::exit::Failure;
 use fulmen_hpl::local::Local;
 use fulmen_hpl::machine::Host;
-use fulmen_hpl::{job, session, worker};
+use fulmen_hpl::{doctor, job, session, worker};
 
 fn main() -> ExitCode {
     if let Some(code) = worker::run_if_asked() {
@@ -22,5 +23,14 @@ fn main() -> ExitCode {
         }
     }
     let cli = Cli::parse();
+    if let Some(Command::Doctor(options)) = &cli.command {
+        let told = doctor::run(options, &mut std::io::stdout()).map_err(Failure::from);
+        return told
+            .unwrap_or_else(|failure| {
+                eprintln!("{failure}");
+                failure.status()
+            })
+            .into();
+    }
     session::run(&cli, Path::new(""), &Host::detect(), &mut Local::default()).into()
 }

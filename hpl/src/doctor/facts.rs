@@ -1,0 +1,309 @@
+//! What was found on one host, with nothing judged: plain data, filled by [`super::gather`], read by the rules.
+
+use serde::{Deserialize, Serialize};
+
+/// What became of a question.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer<T> {
+    /// Nobody asked.
+    #[default]
+    Unasked,
+    /// The answer.
+    Is(T),
+    /// The system refused: its words.
+    Refused(String),
+    /// No answer within so many seconds; the process that asked was given up, never killed hard.
+    Hung(u64),
+    /// The process that asked was ended by this signal.
+    Died(i32),
+}
+
+impl<T> Answer<T> {
+    /// The answer, if there is one.
+    pub fn get(&self) -> Option<&T> {
+        match self {
+            Answer::Is(value) => Some(value),
+            _ => None,
+        }
+    }
+}
+
+/// Everything about one host.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Facts {
+    /// Its name.
+    pub host: String,
+    /// Operating system and hardware.
+    pub system: System,
+    /// This program's version.
+    pub fulmen: String,
+    /// How fast its cores may run.
+    pub cpu: Cpu,
+    /// Its memory.
+    pub memory: Memory,
+    /// Milliseconds that its clock is ahead of the first host's; `None`: not measured.
+    pub clock_ahead_ms: Option<i64>,
+    /// RDMA.
+    pub rdma: Rdma,
+}
+
+/// Operating system and hardware.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct System {
+    /// `macos`, `linux`.
+    pub os: String,
+    /// `26.2`; of Linux the kernel's release.
+    pub version: String,
+    /// `25C56`; of Linux the distribution.
+    pub build: String,
+    /// `Mac16,11`.
+    pub model: String,
+    /// `Apple M4 Pro`.
+    pub chip: String,
+    /// Seconds since the start.
+    pub uptime: Option<u64>,
+}
+
+impl System {
+    /// Whether it is a Mac.
+    pub fn is_macos(&self) -> bool {
+        self.os == "macos"
+    }
+
+    /// Whether its version is at least `major.minor`; `None` when that cannot be told.
+    pub fn is_at_least(&self, major: u32, minor: u32) -> Option<bool> {
+        let mut numbers = self.version.split(['.', '-']).map(str::parse::<u32>);
+        let found = (numbers.next()?.ok()?, numbers.next().unwrap_or(Ok(0)).ok()?);
+        Some(found >= (major, minor))
+    }
+}
+
+/// How fast the cores may run.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cpu {
+    /// Cores that deserve a thread.
+    pub cores: usize,
+    /// Linux's frequency governors, each once.
+    pub governors: Vec<String>,
+    /// macOS's low-power mode.
+    pub low_power: Option<bool>,
+    /// Speed limit in percent that macOS has set for heat; 100 is none.
+    pub speed_limit: Option<u32>,
+    /// Whether the system may fall asleep while a job runs.
+    pub may_sleep: Option<bool>,
+}
+
+/// Memory in bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// That can be had without swapping or hitting a limit.
+    pub available: Option<u64>,
+    /// What bounds it.
+    pub bound: String,
+    /// All that is built in.
+    pub total: Option<u64>,
+}
+
+/// The RDMA stack, its devices, and what was tried with peers.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rdma {
+    /// The verbs library: its file.
+    pub library: Answer<String>,
+    /// What `rdma_ctl status` says: enabled or not.
+    pub enabled: Answer<bool>,
+    /// What `nvram rdma-enable` says.
+    pub nvram: Option<String>,
+    /// The newest Thunderbolt of this machine's ports: 3, 4, 5.
+    pub thunderbolt: Option<u32>,
+    /// Its Thunderbolt ports, and what hangs on them.
+    pub ports: Vec<Port>,
+    /// Members of `bridge0`, while it is up.
+    pub bridge: Vec<String>,
+    /// Programs at work that configure these interfaces too, or hold the devices.
+    pub managers: Vec<String>,
+    /// The devices.
+    pub devices: Answer<Vec<Device>>,
+    /// What was tried with peers, a link each.
+    pub links: Vec<Link>,
+}
+
+/// A Thunderbolt port with a network interface.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Port {
+    /// `en5`.
+    pub interface: String,
+    /// The port's own identifier.
+    pub uuid: String,
+    /// That of the port at the other end of the cable.
+    pub connected_to: Option<String>,
+}
+
+/// One RDMA device. Each has one port.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// `rdma_en5`, `mlx5_0`.
+    pub name: String,
+    /// `Thunderbolt`, `InfiniBand`, `Ethernet`.
+    pub transport: String,
+    /// Whether the port is active; `None`: not told.
+    pub active: Option<bool>,
+    /// The table of addresses, by index, empty ones left out.
+    pub gids: Vec<(u32, String)>,
+    /// Queue pairs, protection domains and memory regions that it offers.
+    pub limits: Option<Limits>,
+    /// The network interface on the same cable.
+    pub interface: Option<Interface>,
+    /// What was tried, in order; the last may be unfinished.
+    pub steps: Vec<Step>,
+}
+
+impl Device {
+    /// Index of the first address that is an IPv4 one (`::ffff:a.b.c.d`).
+    pub fn ipv4_gid(&self) -> Option<u32> {
+        self.gids.iter().find(|(_, gid)| is_ipv4_mapped(gid)).map(|(index, _)| *index)
+    }
+}
+
+/// Whether an address of a port stands for an IPv4 address, in either notation: `::ffff:10.0.0.1`,
+/// `0000:0000:0000:0000:0000:ffff:0a00:0001`.
+pub fn is_ipv4_mapped(gid: &str) -> bool {
+    gid.parse::<std::net::Ipv6Addr>().is_ok_and(|a| a.to_ipv4_mapped().is_some_and(|v4| !v4.is_unspecified()))
+}
+
+/// What a device offers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Queue pairs.
+    pub queue_pairs: u32,
+    /// Protection domains.
+    pub domains: u32,
+    /// Memory regions.
+    pub regions: u32,
+}
+
+/// A network interface.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Interface {
+    /// `en5`.
+    pub name: String,
+    /// Its IPv4 addresses.
+    pub ipv4: Vec<String>,
+    /// Whether DHCP (or nobody) gives the address, rather than a fixed setting.
+    pub automatic: Option<bool>,
+}
+
+impl Interface {
+    /// Whether the system has given the address to itself for want of a server (169.254/16).
+    pub fn is_self_assigned(&self) -> bool {
+        self.ipv4.iter().any(|a| a.starts_with("169.254."))
+    }
+}
+
+/// What is asked of a device, in the order of a connection's life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Act {
+    /// Opening it.
+    Open,
+    /// Asking for the state of its port.
+    QueryPort,
+    /// A protection domain.
+    AllocDomain,
+    /// The n-th registration of memory, from 1.
+    Register(u32),
+    /// A completion queue.
+    CreateQueue,
+    /// A queue pair, unreliable connected (UC).
+    CreateUc,
+    /// A queue pair, reliable connected (RC) or datagram.
+    CreateOther,
+    /// A queue pair to state INIT.
+    Init,
+    /// A queue pair to state RTR: this names the peer's address.
+    ReadyToReceive,
+    /// A queue pair to state RTS.
+    ReadyToSend,
+    /// Posting a receive.
+    PostReceive,
+    /// Posting a send.
+    PostSend,
+    /// Waiting for a completion.
+    Complete,
+    /// Comparing what has arrived with what was sent.
+    Compare,
+}
+
+/// One thing that was tried.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Step {
+    /// What.
+    pub act: Act,
+    /// With what outcome.
+    pub outcome: Outcome,
+}
+
+/// How an act ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Well.
+    Done,
+    /// With this error number, of whatever sign the driver gave it (positive here).
+    Errno(i32),
+    /// With nothing: a null pointer and no number.
+    Null,
+    /// A completion with this status.
+    Status(i32),
+    /// Not at all, within so many seconds.
+    Hung(u64),
+    /// The process was ended by this signal.
+    Died(i32),
+    /// Something else has arrived.
+    Wrong(Wrong),
+}
+
+/// What is wrong with bytes that arrived without an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wrong {
+    /// Still zeros: the bytes are somewhere else.
+    Zeros,
+    /// Other bytes.
+    Garbage,
+}
+
+/// What was tried with one peer.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Link {
+    /// The peer's host.
+    pub peer: String,
+    /// The device here.
+    pub device: String,
+    /// The peer's address that was used.
+    pub address: String,
+    /// TCP to the peer: `Some(0)` is connected, otherwise the error number.
+    pub tcp: Option<i32>,
+    /// Whether another program (curl, nc) reaches the peer.
+    pub others_reach: Option<bool>,
+    /// The interface that the system routes the address through.
+    pub route: Option<String>,
+    /// What was tried over verbs, in order.
+    pub steps: Vec<Step>,
+    /// Messages that came in each direction: here, there.
+    pub delivered: Option<(u64, u64)>,
+    /// The peer's side channel ended while this side waited; its error number.
+    pub side_channel: Option<i32>,
+    /// The peer gave no sign of life for so many seconds while its device reported nothing.
+    pub silent: Option<u64>,
+}

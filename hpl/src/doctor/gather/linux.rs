@@ -1,0 +1,135 @@
+//! Linux: files under /sys and /proc.
+
+use std::path::Path;
+
+use super::super::facts::{Answer, Device, Facts, Interface};
+use super::{Run, ask};
+
+/// `root` is `/`, or a test's copy of it.
+pub(super) fn gather(run: &dyn Run, root: &Path, facts: &mut Facts) {
+    let file = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default().trim().to_string();
+    let meminfo = file("proc/meminfo");
+    let total = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    facts.memory.total = total.and_then(|kib| kib.trim().parse::<u64>().ok()).map(|kib| kib * 1024);
+    facts.system.version = file("proc/sys/kernel/osrelease");
+    facts.system.build = file("etc/os-release")
+        .lines()
+        .find_map(|l| l.strip_prefix("PRETTY_NAME="))
+        .map_or(String::new(), |name| name.trim_matches('"').to_string());
+    facts.system.model = file("sys/class/dmi/id/product_name");
+    facts.system.uptime = file("proc/uptime").split('.').next().and_then(|s| s.parse().ok());
+    facts.cpu.governors = governors(root);
+    facts.rdma.library = match ask(run, &["ldconfig", "-p"]) {
+        Answer::Is(list) => library(&list),
+        _ => Answer::Unasked,
+    };
+    facts.rdma.devices = Answer::Is(devices(root));
+}
+
+/// Each once.
+fn governors(root: &Path) -> Vec<String> {
+    let policies = std::fs::read_dir(root.join("sys/devices/system/cpu/cpufreq"));
+    let read = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("scaling_governor")).ok();
+    let mut all: Vec<String> =
+        policies.into_iter().flatten().flatten().filter_map(read).map(|g| g.trim().to_string()).collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// From the loader's list.
+fn library(list: &str) -> Answer<String> {
+    let line = list.lines().find(|line| line.trim_start().starts_with("libibverbs.so.1"));
+    match line.and_then(|line| line.split_once("=> ")) {
+        Some((_, path)) => Answer::Is(path.trim().into()),
+        None => Answer::Refused("the loader knows no libibverbs.so.1".into()),
+    }
+}
+
+fn devices(root: &Path) -> Vec<Device> {
+    let folder = root.join("sys/class/infiniband");
+    let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names.into_iter().map(|name| device(&folder.join(&name).join("ports/1"), name)).collect()
+}
+
+fn device(port: &Path, name: String) -> Device {
+    let file = |path: &str| std::fs::read_to_string(port.join(path)).ok().map(|text| text.trim().to_string());
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().parse::<u32>().ok();
+    let mut indices: Vec<u32> =
+        std::fs::read_dir(port.join("gids")).into_iter().flatten().flatten().filter_map(number).collect();
+    indices.sort_unstable();
+    let gids = indices.into_iter().filter_map(|i| Some((i, file(&format!("gids/{i}"))?)));
+    let interface = file("gid_attrs/ndevs/0").map(|name| Interface { name, ..Interface::default() });
+    Device {
+        name,
+        transport: file("link_layer").unwrap_or_default(),
+        active: file("state").map(|state| state.starts_with('4')),
+        gids: gids.filter(|(_, gid)| gid.chars().any(|c| !matches!(c, '0' | ':'))).collect(),
+        interface,
+        ..Device::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Recorded;
+    use super::*;
+
+    #[test]
+    fn files_of_the_kernel_are_read() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/meminfo", "MemTotal:       2048 kB\nMemFree: 1 kB\n");
+        write("proc/uptime", "350.11 600.00\n");
+        write("proc/sys/kernel/osrelease", "6.12.1-amd64\n");
+        write("etc/os-release", "ID=debian\nPRETTY_NAME=\"Debian 13\"\n");
+        for (cpu, governor) in [(0, "powersave"), (1, "performance"), (2, "powersave")] {
+            write(&format!("sys/devices/system/cpu/cpufreq/policy{cpu}/scaling_governor"), governor);
+        }
+        write("sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n");
+        write("sys/class/infiniband/rxe0/ports/1/link_layer", "Ethernet\n");
+        write("sys/class/infiniband/rxe0/ports/1/gids/0", "fe80:0000:0000:0000:0200:00ff:fe00:0001\n");
+        write("sys/class/infiniband/rxe0/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a00:0001\n");
+        write("sys/class/infiniband/rxe0/ports/1/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000\n");
+        write("sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/0", "eth1\n");
+        write("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
+        let run = Recorded::default()
+            .with("ldconfig -p", "\tlibibverbs.so.1 (libc6,x86-64) => /lib/libibverbs.so.1\n");
+        let mut facts = Facts::default();
+        gather(&run, root.path(), &mut facts);
+        assert_eq!(facts.memory.total, Some(2 << 20));
+        assert_eq!(
+            (facts.system.version.as_str(), facts.system.build.as_str()),
+            ("6.12.1-amd64", "Debian 13")
+        );
+        assert_eq!(facts.system.uptime, Some(350));
+        assert_eq!(facts.cpu.governors, ["performance", "powersave"]);
+        assert_eq!(facts.rdma.library, Answer::Is("/lib/libibverbs.so.1".into()));
+        let devices = facts.rdma.devices.get().unwrap();
+        assert_eq!((devices[0].name.as_str(), devices[0].active), ("mlx5_0", Some(false)));
+        assert_eq!(
+            (devices[1].active, devices[1].gids.len(), devices[1].ipv4_gid()),
+            (Some(true), 2, Some(1))
+        );
+        assert_eq!(devices[1].interface.as_ref().unwrap().name, "eth1");
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_known() {
+        let root = tempfile::tempdir().unwrap();
+        let mut facts = Facts::default();
+        gather(&Recorded::default().with("ldconfig -p", "1 libs found\n"), root.path(), &mut facts);
+        assert_eq!(facts.memory.total, None);
+        assert!(facts.cpu.governors.is_empty() && facts.rdma.devices.get().unwrap().is_empty());
+        assert!(matches!(facts.rdma.library, Answer::Refused(_)));
+        let mut facts = Facts::default();
+        gather(&Recorded::default(), root.path(), &mut facts);
+        assert_eq!(facts.rdma.library, Answer::Unasked, "without ldconfig nothing is known");
+    }
+}

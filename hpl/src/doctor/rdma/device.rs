@@ -1,0 +1,150 @@
+//! One device: its port, its addresses, and each step of the way to a queue pair.
+
+use super::super::facts::{Act, Device, Facts, Outcome, Step};
+use super::super::finding::Finding;
+use super::{SIGSEGV, unknown};
+
+/// From so many registrations on, a refusal means that there are no more.
+const MANY_REGIONS: u32 = 90;
+
+pub(super) fn judge(facts: &Facts, device: &Device) -> Vec<Finding> {
+    let subject = device.name.clone();
+    if device.active == Some(false) {
+        // What else fails on a port that is down fails because of that.
+        return vec![port_down(facts, &subject)];
+    }
+    let mut found: Vec<Finding> =
+        device.steps.iter().filter_map(|step| failed(facts, device, &subject, step)).collect();
+    if found.is_empty()
+        && facts.system.is_macos()
+        && device.active == Some(true)
+        && device.ipv4_gid().is_none()
+    {
+        found.push(no_address(facts, device, &subject, "the port is active and has no IPv4 address (GID)"));
+    }
+    found
+}
+
+fn port_down(facts: &Facts, subject: &str) -> Finding {
+    let finding = Finding::failure("port-down", subject, "the port is down (PORT_DOWN)");
+    if !facts.system.is_macos() {
+        return finding
+            .because("no cable, or the other end is off")
+            .then("reseat the cable; `rdma link show` and `ip link` tell the state");
+    }
+    let finding = finding
+        .because("no cable, a cable that is not Thunderbolt 5, a peer without RDMA, or a machine asleep")
+        .then("reseat the cable, or take another that is marked Thunderbolt 5 (80 or 120 Gb/s)")
+        .then("on the peer: `rdma_ctl status` must say enabled");
+    let finding = match facts.system.model.as_str() {
+        "" | "Mac15,14" | "Mac16,9" => {
+            finding.then("of a Mac Studio use another port than the one beside Ethernet: it has no RDMA")
+        }
+        _ => finding,
+    };
+    match facts.cpu.may_sleep {
+        Some(false) => finding,
+        _ => finding.then("keep both awake: `sudo pmset -a sleep 0`"),
+    }
+}
+
+/// A fixed address for the device's interface, as a command.
+fn fixed_address(device: &Device) -> String {
+    let interface = interface(device);
+    format!(
+        "`sudo ifconfig {interface} inet 10.10.1.1 netmask 255.255.255.252` here, 10.10.1.2 on the peer; another /30 for each cable"
+    )
+}
+
+pub(super) fn interface(device: &Device) -> &str {
+    let paired = device.name.strip_prefix("rdma_").unwrap_or(&device.name);
+    device.interface.as_ref().map_or(paired, |i| i.name.as_str())
+}
+
+fn no_address(facts: &Facts, device: &Device, subject: &str, seen: &str) -> Finding {
+    let soon = facts.system.uptime.is_some_and(|s| s < 600);
+    let self_assigned = device.interface.as_ref().is_some_and(|i| i.is_self_assigned());
+    if soon || self_assigned {
+        return Finding::failure("address-late", subject, seen)
+            .because("the system gives itself an address late after a start or a new cable, and changes it when the link is renewed")
+            .then(format!("wait for some minutes; `ifconfig {}` shows when it is there", interface(device)))
+            .then(format!("or give it a fixed one: {}", fixed_address(device)));
+    }
+    Finding::failure("address-kind", subject, seen)
+        .because("an address of the port needs an IPv4 address on this very interface, not on bridge0; both ends need the same kind")
+        .then("`sudo ifconfig bridge0 down`")
+        .then(fixed_address(device))
+}
+
+/// What a step that did not go well stands for.
+pub(super) fn failed(facts: &Facts, device: &Device, subject: &str, step: &Step) -> Option<Finding> {
+    use Act::*;
+    use Outcome::*;
+    let failure = |id, seen: &str| Finding::failure(id, subject, seen);
+    let restart = "restart the machine";
+    Some(match (step.act, &step.outcome) {
+        (_, Done) => return None,
+        (AllocDomain, Null | Errno(_)) => failure("no-domain", "no protection domain on an active port")
+            .because(format!(
+                "the device's {} are used up: each program that was killed, or failed while it started, keeps one until a restart",
+                device.limits.map_or("domains".into(), |l| format!("{} domains", l.domains))
+            ))
+            .then("end other programs that use RDMA, in order (no `kill -9`)")
+            .then(restart),
+        (Register(_), Died(SIGSEGV)) => failure("null-domain", "registering memory ended by a memory fault (SIGSEGV)")
+            .because("a protection domain was refused before, and the driver does not check for that")
+            .then("see to the port first (`ibv_devinfo -v`): it has to be PORT_ACTIVE")
+            .then(format!("with an active port the domains are used up: {restart}")),
+        (Register(n), Null | Errno(_)) if n >= MANY_REGIONS => {
+            failure("regions-exhausted", &format!("registration {n} of memory was refused"))
+                .because("a device registers about 100 pieces of memory")
+                .then("use fewer and larger pieces: fewer ranks on this host, or the default segment size")
+                .then("end other programs that use RDMA")
+        }
+        (CreateOther, Errno(102 | 95)) => failure("only-uc", "a queue pair of kind RC or UD was refused (102)")
+            .because("these devices know unreliable connections (UC) only")
+            .then("leave the mode to Fulmen: it takes `posted` (UC, send into posted receives)"),
+        (Init | ReadyToReceive, Errno(22)) => {
+            let seen = "connecting was refused as invalid (RTR: 22)";
+            match device.ipv4_gid() {
+                None => no_address(facts, device, subject, seen),
+                Some(_) if device.interface.as_ref().is_some_and(|i| i.is_self_assigned()) => {
+                    no_address(facts, device, subject, seen)
+                }
+                Some(index) => no_address(facts, device, subject, seen)
+                    .then(format!("the IPv4 address is number {index} of the table: other programs must use that one")),
+            }
+        }
+        (ReadyToReceive, Errno(60 | 110)) => failure("peer-unreachable", "the peer did not answer (RTR: 60)")
+            .because("its address is not at the other end of this cable: crossed cables, or a neighbour not looked up yet")
+            .then(format!("`ping6 -c 3 ff02::1%{}` wakes the neighbour; `ndp -an` and `arp -an` must show it there", interface(device)))
+            .then("compare the device matrix with the cables: `hpl-run doctor --matrix FILE`"),
+        (ReadyToReceive | CreateUc, Errno(96)) => failure("queues-leaked", "connecting was refused (RTR: 96)")
+            .because("domains and queues of programs that were killed, or failed while they started, are gone until a restart")
+            .then("do not try again: each attempt costs one more")
+            .then(restart),
+        (ReadyToReceive, Errno(16)) => failure("stale-queue", "connecting was refused (RTR: 16)")
+            .because("the system still has a receive queue of an earlier connection")
+            .then("try once more: the queue pair is made anew")
+            .then(format!("when it stays: {restart}")),
+        (ReadyToReceive, Errno(14)) => failure("mappings-drained", "connecting was refused (RTR: 14)")
+            .because("the pool for mapping memory to the device shrinks with each connection since the start")
+            .then("register less: a smaller N, or more hosts")
+            .then(restart),
+        (PostReceive | PostSend, Errno(12 | 35)) => {
+            failure("frame-budget", "the device took fewer frames than it had promised")
+                .because("queues are counted in frames of 4 KiB, and some builds hold fewer than they say")
+                .then("Fulmen lowers its window by itself; for other programs halve the depth")
+                .then("tell the build with a report: `sw_vers`")
+        }
+        (Complete, Status(1)) => failure("frame-mismatch", "a receive ended with a length error (LOC_LEN_ERR)")
+            .because("both ends must use messages of as many 4 KiB frames, and some builds mix up several large ones under way")
+            .then("the same Fulmen and the same macOS build on both ends: `sw_vers`")
+            .then("then at most two large messages under way, or messages of 4 KiB"),
+        (PostReceive | PostSend, Died(SIGSEGV)) => failure("unplugged", "posting ended by a memory fault (SIGSEGV)")
+            .because("the cable was pulled, or the driver lost its doorbell: nothing that a program can catch")
+            .then("reseat the cable, start the job again")
+            .then("keep the crash report: `ls ~/Library/Logs/DiagnosticReports`"),
+        _ => return unknown(facts, subject, step),
+    })
+}
