@@ -42,6 +42,9 @@ pub fn run(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> St
 fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Result<Status, Failure> {
     let open = Open::watched();
     let request = settings::request(cli, folder)?;
+    if !cli.check {
+        request.must_be_startable(host)?;
+    }
     let (ranks, threads) = request.shape(host);
     let mut job = driver.calibrate(request.kernels(), ranks, threads)?;
     let rate = match job.gemm_gflops {
@@ -175,8 +178,8 @@ fn solve_all(
         let doubtful = open.with(|r| Ok(calibration::doubtful(&outcome, &r.job)))?;
         let now = if idle && doubtful { driver.measure_again() } else { None };
         open.with(|r| {
-            let warning = calibration::warning(&outcome, &r.job, now, host.cores).filter(|_| !warned);
             r.job.gemm_gflops = r.job.gemm_gflops.map(|then| now.map_or(then, |now| now.max(then)));
+            let warning = calibration::warning(&outcome, &r.job, now, host.cores).filter(|_| !warned);
             r.add(outcome.clone())?;
             if told && (plan.runs <= TOLD_ONE_BY_ONE || outcome.verdict() == Verdict::Failed) {
                 say(human::verdict(&outcome, &r.job, settings.hash));

@@ -25,6 +25,12 @@ pub const DEEPEST: usize = 2;
 /// Larger files, and devices that never end, are no HPL.dat.
 const LARGEST: u64 = 1 << 20;
 
+/// Larger grids are slips of the hand: the largest machines have a few ten thousand nodes.
+const MOST_RANKS: usize = 1 << 20;
+
+/// One machine is not asked for more threads than this, or 16 a core.
+const MOST_THREADS: usize = 4096;
+
 /// What the user said, checked as far as it can be without knowing the machine.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -123,6 +129,12 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
         }
     };
     override_with(cli, &mut input, &mut given)?;
+    if let Some((p, q)) =
+        input.grids.iter().find(|(p, q)| p.checked_mul(*q).is_none_or(|all| all > MOST_RANKS))
+    {
+        let problem = format!("is more than {MOST_RANKS} ranks");
+        return Err(Error::argument("P x Q", format!("{p} x {q}"), problem, "give a smaller grid").into());
+    }
     cap_depths(&mut input, &mut warnings);
     Ok(Request { input, given, file, warnings, notes, cli: cli.clone() })
 }
@@ -259,6 +271,24 @@ impl Request {
         (ranks, self.cli.threads.unwrap_or_else(|| (host.cores / ranks).max(1)))
     }
 
+    /// Refuses more threads than a machine can be asked for.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] with both numbers.
+    pub fn must_be_startable(&self, host: &Host) -> Result<(), Error> {
+        let (ranks, threads) = self.shape(host);
+        let most = MOST_THREADS.max(16 * host.cores);
+        if ranks.saturating_mul(threads) <= most {
+            return Ok(());
+        }
+        let problem = format!(
+            "this machine has {}, and starts {most} threads at most",
+            units::count(host.cores, "core")
+        );
+        let remedy = "give a smaller grid, or fewer --threads; --check plans for other machines";
+        Err(Error::argument("ranks x threads", format!("{ranks} x {threads}"), problem, remedy))
+    }
+
     /// Fills what was left open.
     pub fn settle(self, host: &Host, rate: Rate) -> Settings {
         let (ranks, threads) = self.shape(host);
@@ -349,6 +379,21 @@ mod tests {
         let settings = settled("-N 100 -P 1 -Q 2 --ranks 4", 4);
         assert_eq!(settings.ranks, 4);
         assert!(settings.notes.iter().any(|n| n.starts_with("2 of 4 ranks stay idle")));
+    }
+
+    #[test]
+    fn slips_of_the_hand_are_refused() {
+        for grid in ["-P 2147483647 -Q 2147483647", "-P 1 -Q 1048577"] {
+            assert!(asked(grid).unwrap_err().contains("is more than 1048576 ranks"), "{grid}");
+        }
+        let refused =
+            |args: &str| asked(args).unwrap().must_be_startable(&host(2)).map_err(|e| e.to_string());
+        let message = refused("--threads 100000").unwrap_err();
+        assert!(
+            message.contains("1 x 100000: this machine has 2 cores, and starts 4096 threads at most"),
+            "{message}"
+        );
+        assert!(refused("-P 64 -Q 65").is_err() && refused("-P 64 -Q 64").is_ok());
     }
 
     #[test]

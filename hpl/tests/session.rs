@@ -25,6 +25,8 @@ struct Textbook {
     solved: usize,
     lost_after: Option<usize>,
     started: bool,
+    /// What dgemm is measured at first, and later, in Gflop/s.
+    dgemm: Option<[f64; 2]>,
 }
 
 impl Driver for Textbook {
@@ -35,13 +37,13 @@ impl Driver for Textbook {
             fabric: String::new(),
             kernels: kernels.into(),
             self_test: "ok".into(),
-            gemm_gflops: Some(10.0),
+            gemm_gflops: Some(self.dgemm.map_or(10.0, |dgemm| dgemm[0])),
             places: vec![],
         })
     }
 
     fn measure_again(&mut self) -> Option<f64> {
-        None
+        self.dgemm.map(|dgemm| dgemm[1])
     }
 
     fn start(&mut self, _settings: &Settings) -> Result<(), Error> {
@@ -213,6 +215,21 @@ fn without_a_threshold_nothing_is_called_passed() {
     assert!(!out.contains("PASSED") && out.contains("              2 tests completed without checking,"));
     let report = folder.json("j.json");
     assert_eq!((&report["unchecked"], &report["runs"][1]["passed"]), (&2.into(), &Value::Null));
+}
+
+/// A run that is faster than dgemm was when it was measured: it is measured again, and the larger counts.
+#[test]
+fn dgemm_is_measured_again_when_a_run_is_faster() {
+    for (again, counts) in [(1e3, 1e3), (1e-9, 1e-6)] {
+        let folder = Folder::new();
+        let mut driver = Textbook { dgemm: Some([1e-6, again]), ..Textbook::default() };
+        assert_eq!(folder.call("-N 200 --nb 16", &mut driver), Status::Passed);
+        let report = folder.json("j.json");
+        assert_eq!(report["kernels"]["gemm_gflops"], counts);
+        let (gflops, fraction) = (&report["runs"][0]["gflops"], &report["runs"][0]["fraction_of_gemm"]);
+        let ratio = gflops.as_f64().unwrap() / counts / fraction.as_f64().unwrap();
+        assert!((ratio - 1.0).abs() < 1e-9, "{report}");
+    }
 }
 
 /// K2-07.
