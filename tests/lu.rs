@@ -1,8 +1,10 @@
 //! LU over grids, block sizes, offsets and types: backward error, pivots, and the same bits everywhere.
 
 use fulmen::comm::Topology;
+use fulmen::fabric::rendezvous::{Secret, in_process};
+use fulmen::fabric::tcp;
 use fulmen::lapack::{LuOpts, Silent, back_substitute, getrf, getrs};
-use fulmen::{Desc, DistMatrix, Setup, World};
+use fulmen::{Desc, DistMatrix, Result, Setup, World};
 use fulmen_kernels::{Choice, Element, Mat, Op, Real, Scalar, c32, c64};
 use proptest::prelude::*;
 
@@ -187,16 +189,17 @@ fn info_of_singular_matrices() {
     }
 }
 
-/// x of [A | b] by factorisation and back substitution; its bits.
-fn solve_bits(n: usize, nb: usize, grid: (usize, usize), threads: usize, opts: &LuOpts) -> Vec<u64> {
+/// x of [A | b] by factorisation and back substitution, as one rank does it.
+fn solve(world: &World, n: usize, nb: usize, (p, q): (usize, usize), opts: &LuOpts) -> Result<Vec<f64>> {
     let desc = Desc { m: n, n: n + 1, mb: nb, nb, rsrc: 0, csrc: 0 };
-    let xs = World::threads(grid.0 * grid.1, &setup(threads), |world| {
-        let grid = world.grid(grid.0, grid.1)?;
-        let mut a = DistMatrix::<f64>::from_fn(&grid, desc, |i, j| entry(100, i, j))?;
-        getrf(world.kernels::<f64>(), world.team(), a.view_mut(), opts, &mut Silent)?;
-        back_substitute(world.team(), &a.view())
-    })
-    .unwrap();
+    let grid = world.grid(p, q)?;
+    let mut a = DistMatrix::<f64>::from_fn(&grid, desc, |i, j| entry(100, i, j))?;
+    getrf(world.kernels::<f64>(), world.team(), a.view_mut(), opts, &mut Silent)?;
+    back_substitute(world.team(), &a.view())
+}
+
+/// The bits of x, which every rank has.
+fn bits(xs: Vec<Result<Vec<f64>>>) -> Vec<u64> {
     let mut all: Vec<Vec<u64>> =
         xs.into_iter().map(|x| x.unwrap().into_iter().map(f64::to_bits).collect()).collect();
     all.dedup();
@@ -204,8 +207,29 @@ fn solve_bits(n: usize, nb: usize, grid: (usize, usize), threads: usize, opts: &
     all.remove(0)
 }
 
+fn solve_bits(n: usize, nb: usize, grid: (usize, usize), threads: usize, opts: &LuOpts) -> Vec<u64> {
+    let ranks = grid.0 * grid.1;
+    bits(World::threads(ranks, &setup(threads), |world| solve(&world, n, nb, grid, opts)).unwrap())
+}
+
+/// As [`solve_bits`], with ranks that talk over TCP.
+fn solve_bits_over_tcp(n: usize, nb: usize, grid: (usize, usize), threads: usize, opts: &LuOpts) -> Vec<u64> {
+    let (ranks, secret) = (grid.0 * grid.1, Secret::random().unwrap());
+    let rank = |mut rendezvous| {
+        let options = tcp::Options { connections: 1 + ranks % 2, ..tcp::Options::default() };
+        let fabric = tcp::connect(&mut rendezvous, secret.clone(), &options)?;
+        let world = World::new(fabric.clone(), ranks, &setup(threads))?;
+        solve(&world, n, nb, grid, opts).inspect_err(|e| fabric.fail(e))
+    };
+    let xs = std::thread::scope(|scope| {
+        let ranks: Vec<_> = in_process(ranks).into_iter().map(|r| scope.spawn(|| rank(r))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    bits(xs)
+}
+
 #[test]
-fn same_bits_on_every_grid_thread_count_depth_and_broadcast() {
+fn same_bits_on_every_grid_thread_count_depth_broadcast_and_transport() {
     let (n, nb) = (203, 24);
     let opts = LuOpts { keep_l: false, ..LuOpts::default() };
     let expected = solve_bits(n, nb, (1, 1), 1, &opts);
@@ -224,6 +248,9 @@ fn same_bits_on_every_grid_thread_count_depth_and_broadcast() {
             let bits = solve_bits(n, nb, grid, threads, &opts);
             assert!(bits == expected, "{grid:?}, look-ahead {lookahead}, {threads} threads, {bcast:?}");
         }
+        let (lookahead, bcast) = (1, topologies.next().unwrap());
+        let bits = solve_bits_over_tcp(n, nb, grid, 2, &LuOpts { lookahead, bcast, ..opts.clone() });
+        assert!(bits == expected, "{grid:?}, {bcast:?}, over tcp");
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -54,9 +54,7 @@ impl Shared {
                 // may be read behind its back.
                 rest = if engine.taken && now == calls { (2 * rest).min(LONGEST_REST) } else { RECENT };
                 calls = now;
-                if !engine.taken {
-                    engine.tick();
-                }
+                engine.tick_if_late();
                 drop(engine);
                 std::thread::park_timeout(rest);
                 continue;
@@ -83,6 +81,34 @@ impl Shared {
     }
 }
 
+/// Whether the next wait should spin. Two ranks that the system keeps on one core take it from each other by
+/// spinning: after waits that spun in vain, some do not.
+#[derive(Default)]
+struct Spins {
+    /// So many waits do not.
+    skip: AtomicU32,
+    /// That many after the next one that spins in vain.
+    penalty: AtomicU32,
+}
+
+impl Spins {
+    fn next(&self) -> bool {
+        let skip = self.skip.load(Ordering::Relaxed);
+        self.skip.store(skip.saturating_sub(1), Ordering::Relaxed);
+        skip == 0
+    }
+
+    fn succeeded(&self) {
+        self.penalty.store(0, Ordering::Relaxed);
+    }
+
+    fn failed(&self) {
+        let penalty = self.penalty.load(Ordering::Relaxed);
+        self.skip.store(penalty, Ordering::Relaxed);
+        self.penalty.store((2 * penalty).clamp(2, 64), Ordering::Relaxed);
+    }
+}
+
 /// One rank of a job whose ranks reach each other over TCP.
 pub struct Endpoint {
     rank: usize,
@@ -91,6 +117,7 @@ pub struct Endpoint {
     bounds: Bounds,
     /// More ranks than cores here.
     crowded: bool,
+    spins: Spins,
     wake: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
@@ -119,7 +146,8 @@ impl Endpoint {
                     remedy: "use fewer threads, or raise the limit (ulimit -u)".into(),
                 })
         });
-        Ok(Endpoint { rank, size, shared, bounds, crowded, wake, thread: thread.transpose()? })
+        let spins = Spins::default();
+        Ok(Endpoint { rank, size, shared, bounds, crowded, spins, wake, thread: thread.transpose()? })
     }
 
     /// The engine, for an operation of the rank.
@@ -190,8 +218,10 @@ impl Endpoint {
         mut late: impl FnMut(&mut Engine, Duration) -> Option<Error>,
     ) -> Result<()> {
         let began = Instant::now();
-        let mut round = 0u32;
-        let spin = if self.crowded { SPIN / 8 } else { SPIN };
+        let (mut round, mut slept) = (0u32, false);
+        // Where ranks share cores, sleep at once: what a yield is worth is the scheduler's mood.
+        let spins = !self.crowded && self.spins.next();
+        let spin = if spins { SPIN } else { Duration::ZERO };
         loop {
             let mut engine = self.enter();
             engine.taken = true;
@@ -201,6 +231,9 @@ impl Endpoint {
             }
             if let Some(end) = ready(&mut engine) {
                 engine.taken = false;
+                if spins && !slept {
+                    self.spins.succeeded();
+                }
                 return end;
             }
             round += 1;
@@ -210,12 +243,11 @@ impl Endpoint {
                     engine.serve_all();
                 }
                 drop(engine);
-                if self.crowded {
-                    std::thread::yield_now()
-                } else {
-                    std::hint::spin_loop()
-                }
+                std::hint::spin_loop();
                 continue;
+            }
+            if spins && !std::mem::replace(&mut slept, true) {
+                self.spins.failed();
             }
             engine.flush();
             let due = engine.tick();

@@ -247,16 +247,30 @@ impl Engine {
         self.serve_ready(&fds);
     }
 
+    /// How often to show that this rank lives.
+    fn beat(&self) -> Duration {
+        (self.bounds.silence / 8).clamp(Duration::from_millis(5), Duration::from_millis(500))
+    }
+
+    /// [`Engine::tick`], if whose turn it is has not come to it.
+    pub fn tick_if_late(&mut self) {
+        if self.looked.elapsed() > self.beat() {
+            self.tick();
+        }
+    }
+
     /// Shows that this rank lives, and looks who else does. Returns when to come back.
     pub fn tick(&mut self) -> Duration {
-        let now = Instant::now();
-        let beat = (self.bounds.silence / 8).clamp(Duration::from_millis(5), Duration::from_millis(500));
+        let (now, beat) = (Instant::now(), self.beat());
         // Whoever was stopped himself cannot say who was silent meanwhile.
         if now.saturating_duration_since(self.looked) >= self.bounds.silence / 2 {
             self.links.iter_mut().for_each(|link| link.heard = now);
         }
         self.looked = now;
         for at in 0..self.links.len() {
+            if now.saturating_duration_since(self.links[at].heard) > self.bounds.silence {
+                self.receive(at); // what it said may lie here unread
+            }
             let Link { peer, connection, closed, shut, said, heard, .. } = self.links[at];
             if closed || self.told {
                 continue;
