@@ -199,7 +199,7 @@ fn run_shm(figures: &Path) -> Result<()> {
     });
     let outcome = supervisor.segment_bytes(WINDOW * SIZES[5] + (64 << 20)).run()?;
     match outcome.message {
-        Some(message) => Err(Error::Ended { message, code: outcome.exit_code as u8 }),
+        Some(message) => Err(Error::Ended { message, code: outcome.exit_code }),
         None => Ok(()),
     }
 }
