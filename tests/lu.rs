@@ -254,6 +254,29 @@ fn same_bits_on_every_grid_thread_count_depth_broadcast_and_transport() {
     }
 }
 
+/// With a large diagonal no rows are exchanged: all rows of a panel's U are on one rank, which sends them to all others.
+#[test]
+fn one_rank_may_have_all_rows_of_u() {
+    let (n, nb) = (190, 16);
+    let solve = |nprow: usize| {
+        let xs = World::threads(nprow, &setup(1), |world| {
+            let grid = world.grid(nprow, 1)?;
+            let element = |i, j| entry::<f64>(3, i, j) + if i == j { 1e3 } else { 0.0 };
+            let a = DistMatrix::from_fn(&grid, Desc::square_blocks(n, n, nb), element)?;
+            let mut x = DistMatrix::from_fn(&grid, Desc::square_blocks(n, 1, nb), |i, _| element(i, n))?;
+            a.lu(&world)?.solve_in_place(&world, &mut x)?;
+            x.gather(0)
+        });
+        let x = xs.unwrap().remove(0).unwrap().unwrap();
+        (0..n).map(|i| x[(i, 0)].to_bits()).collect::<Vec<_>>()
+    };
+    let expected = solve(1);
+    assert!((0..n).all(|i| f64::from_bits(expected[i]).abs() < 1e-2));
+    for nprow in 2..=6 {
+        assert!(solve(nprow) == expected, "{nprow} x 1");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 

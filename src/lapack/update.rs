@@ -63,7 +63,7 @@ impl<T: Scalar> UpdateSpace<T> {
         let (mut send, mut recv) = (Vec::new(), Vec::new());
         if column.len() > 1 {
             for _ in 0..SLOTS {
-                // Sent: at most jb rows of U and jb displaced rows; received: at most jb and jb.
+                // Received: at most jb rows of U and jb displaced rows. Sent: about as many, or more (see `open`).
                 send.push(RwLock::new(Buf::zeros(&**fabric, 2 * jb * width)?));
                 recv.push(RwLock::new(Buf::zeros(&**fabric, 2 * jb * width)?));
             }
@@ -330,7 +330,14 @@ impl<'a, T: Scalar> Update<'a, T> {
         self.slot_free(c, me)?;
         let fabric = &**self.column.fabric();
         let slot = c % SLOTS;
-        write(&self.space.send[slot]).flush(fabric)?;
+        let mut send = write(&self.space.send[slot]);
+        send.flush(fabric)?;
+        // Where one rank has most rows of U, as in a matrix with a large diagonal, each goes to every other rank.
+        let needed = self.send_ranges(c).last().map_or(0, |(_, range)| range.end);
+        if needed > send.len() {
+            *send = Buf::zeros(fabric, needed)?;
+        }
+        drop(send);
         let mut recv = write(&self.space.recv[slot]);
         for (p, range) in self.receive_ranges(c) {
             if !range.is_empty() {
