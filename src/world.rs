@@ -6,6 +6,8 @@ use fulmen_kernels::{Choice, Element, KernelSet, Kernels, Team, allowed_cores, c
 
 use crate::compute::Compute;
 use crate::error::{Error, Result};
+#[cfg(feature = "mpi")]
+use crate::fabric::mpi;
 use crate::fabric::{Fabric, mem, shm};
 use crate::grid::{Grid, Order};
 use crate::job::Job;
@@ -115,6 +117,21 @@ impl World {
     ) -> Result<Vec<Result<R>>> {
         let job = mem::Job::new(n, &mem::Options::default())?;
         Ok(job.run(|fabric| program(World::new(fabric, n, setup)?)))
+    }
+
+    /// A rank of an MPI job, with the ranks of this communicator, which is duplicated. Collective.
+    ///
+    /// # Errors
+    /// As [`crate::fabric::mpi::connect`] and [`World::new`].
+    #[cfg(feature = "mpi")]
+    pub fn mpi<C: mpi::rsmpi::traits::Communicator + ?Sized>(
+        comm: &C,
+        options: &mpi::Options,
+        setup: &Setup,
+    ) -> Result<Self> {
+        let rank = mpi::connect(comm, options)?;
+        let ranks_here = rank.ranks_here();
+        World::new(rank, ranks_here, setup)
     }
 
     /// This rank, from 0.

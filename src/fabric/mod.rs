@@ -22,6 +22,8 @@
 
 mod buf;
 pub mod mem;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod rendezvous;
 mod shared;
 pub mod shm;

@@ -8,8 +8,8 @@
 //! Who lives is known in three ways: the supervisor sees a process end or stop at once; every rank and
 //! the supervisor count a heartbeat that the others watch; and a rank whose supervisor is gone ends.
 
-mod heap;
-mod liveness;
+pub(super) mod heap;
+pub(super) mod liveness;
 mod segment;
 mod supervisor;
 

@@ -13,7 +13,7 @@ mod endpoint;
 mod engine;
 mod frame;
 mod incoming;
-mod interfaces;
+pub(super) mod interfaces;
 mod job;
 mod outgoing;
 mod region;
