@@ -1,6 +1,6 @@
 //! How a process finds out that it is a rank of a job, finds the other ranks, and talks to who has started it.
 //!
-//! [`Job::from_env`] reads the environment ([`env`]): `fulmen-run`'s ranks have a socket to their agent, through which
+//! [`Job::from_env`] reads the environment ([`mod@env`]): `fulmen-run`'s ranks have a socket to their agent, through which
 //! they meet and hear of the job's end; ranks that others have started (`torchrun`, `srun`, `mpirun`) meet by
 //! themselves. The messages between launcher, agents and ranks are in [`messages`].
 
