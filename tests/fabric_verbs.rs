@@ -4,7 +4,6 @@
 mod conformance;
 mod verbs;
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conformance::CASES;
@@ -85,6 +84,7 @@ fn conformance_on_this_machines_devices() {
         let service = if name.starts_with("rc") { Service::Rc } else { Service::Uc };
         let mode = if name.ends_with("write") { Mode::Write } else { Mode::Posted };
         let way = (name != "any").then_some((service, mode));
+        let mut ran = 0;
         for case in CASES.iter().filter(|case| !skipped.split(',').any(|name| name == case.name)) {
             let start = Instant::now();
             let bounds = Bounds { silence: Duration::from_secs(60), patience: Duration::from_secs(300) };
@@ -94,33 +94,8 @@ fn conformance_on_this_machines_devices() {
                 case.judge(rank, result);
             }
             println!("{name}: {}: {:.2} s", case.name, start.elapsed().as_secs_f64());
+            ran += 1;
         }
+        println!("{name}: {ran} cases");
     }
-}
-
-/// Over rdma-core and a kernel's soft RoCE: one-sided writes on reliable connections, and what Apple's devices get. The cases
-/// that move much are left out: where the VM has to be emulated they take minutes.
-#[test]
-fn conformance_in_a_vm() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let this = std::env::current_exe().unwrap();
-    let skip = "big,memory,everybody_to_everybody,a_message_per_column,puts_both_ways_at_once";
-    let out = Command::new(root.join("ci/rdma-vm"))
-        .args(["--net", "one", "--seconds", "900", "--file"])
-        .arg(format!("{}:/usr/bin/fabric_verbs", this.display()))
-        .arg("--")
-        .arg(format!(
-            "FULMEN_VERBS_DEVICES=rxe0 FULMEN_VERBS_WAYS=any,uc-posted FULMEN_VERBS_SKIP={skip} \
-             fabric_verbs --exact conformance_on_this_machines_devices --nocapture"
-        ))
-        .output()
-        .unwrap();
-    let (text, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    if out.status.code() == Some(77) {
-        return println!("skipped: {errors}");
-    }
-    let passed = out.status.success() && text.contains("test result: ok. 1 passed");
-    assert!(passed, "{:?}\n{text}\n{errors}", out.status.code());
-    let cases = text.lines().filter(|line| line.ends_with(" s") && line.contains("-posted: ")).count();
-    assert_eq!(cases, CASES.len() - skip.split(',').count(), "{text}");
 }

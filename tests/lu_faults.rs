@@ -99,7 +99,12 @@ fn two_thousand_schedules() {
         }
         match named {
             None => {
-                assert!(results.iter().all(Result::is_ok), "seed {seed}: an error that nobody names");
+                // A rank killed in its last steps is missed by nobody.
+                let killed = |rank| faults.kill.is_some_and(|kill| kill.rank == rank);
+                assert!(
+                    results.iter().enumerate().all(|(rank, result)| result.is_ok() || killed(rank)),
+                    "seed {seed}: an error that nobody names"
+                );
                 tally.right += 1;
             }
             Some(_) if kind == 0 => panic!("seed {seed}: failed without a loss: {named:?}"),
