@@ -33,7 +33,7 @@ fn options(transfer: &str) -> Options {
             "window" => Transfer::Window { bytes: WINDOW },
             other => panic!("no transfer {other}"),
         },
-        heartbeat: true,
+        ..Options::default()
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use fulmen::comm::Group;
-use fulmen::fabric::{Bounds, Fabric};
+use fulmen::fabric::Fabric;
 use fulmen::job::Job;
 use fulmen::job::env::Starter;
 use fulmen::{Error, Result, Setup, World};
@@ -68,7 +68,20 @@ pub fn run(job: Job) -> ExitCode {
             Err(e) => return told(&job, &e),
         },
     };
-    let member = match Member::join(Arc::clone(&job), bounds, own_threads) {
+    // Ends after the fabric.
+    #[cfg(feature = "mpi")]
+    let universe = match crate::mpi::start(&job) {
+        Ok(universe) => universe,
+        Err(e) => return told(&job, &e),
+    };
+    let connect = || {
+        #[cfg(feature = "mpi")]
+        if let Some(universe) = &universe {
+            return crate::mpi::connect(universe, bounds);
+        }
+        job.connect(bounds)
+    };
+    let member = match connect().and_then(|fabric| Member::join(Arc::clone(&job), fabric, own_threads)) {
         Ok(member) => member,
         Err(e) => return told(&job, &e),
     };
@@ -140,8 +153,7 @@ fn lead(member: Member, cli: std::result::Result<Cli, clap::Error>) -> ExitCode 
 }
 
 impl Member {
-    fn join(job: Arc<Job>, bounds: Bounds, own_threads: Option<usize>) -> Result<Member> {
-        let fabric = job.connect(bounds)?;
+    fn join(job: Arc<Job>, fabric: Arc<dyn Fabric>, own_threads: Option<usize>) -> Result<Member> {
         let group = Group::all(fabric.clone())?;
         Ok(Member { job, fabric, group, own_threads })
     }

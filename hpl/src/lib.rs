@@ -18,6 +18,8 @@ pub mod job;
 pub mod launch;
 pub mod local;
 pub mod machine;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod params;
 pub mod plan;
 pub mod progress;

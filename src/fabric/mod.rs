@@ -24,6 +24,9 @@ mod buf;
 pub mod mem;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+// Tested without MPI.
+#[cfg(any(feature = "mpi", test))]
+mod pulse;
 pub mod rendezvous;
 mod shared;
 pub mod shm;

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::pulse::{LONGEST, Pulse};
+use super::Options;
 use crate::error::{Error, Loss, Result};
 use crate::fabric::Bounds;
+use crate::fabric::pulse::{LONGEST, Pulse};
 use crate::fabric::rendezvous::Secret;
 use crate::fabric::shared::area::Failure;
 use crate::fabric::shm::liveness::{grace, tick};
@@ -77,6 +78,8 @@ struct Shared {
     routes: Mutex<Vec<Vec<SocketAddr>>>,
     failed: AtomicBool,
     stop: AtomicBool,
+    /// Whether the failure's words are to be said, and whether they were.
+    say: bool,
     said: AtomicBool,
 }
 
@@ -95,12 +98,12 @@ impl Heart {
     pub fn start(
         rank: usize,
         hosts: Vec<String>,
-        bounds: Bounds,
+        options: &Options,
         secret: Secret,
         ear: Ear,
         rank_0: Vec<SocketAddr>,
     ) -> Result<Self> {
-        let size = hosts.len();
+        let (size, bounds) = (hosts.len(), options.bounds);
         let mut routes = vec![vec![]; if rank == 0 { size } else { 1 }];
         if rank != 0 {
             routes[0] = rank_0;
@@ -114,6 +117,7 @@ impl Heart {
             routes: Mutex::new(routes),
             failed: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            say: options.say,
             said: AtomicBool::new(false),
         });
         let mine = Arc::clone(&shared);
@@ -272,7 +276,7 @@ impl Shared {
         };
         // Without rank 0 nobody has decided whose failure it was; all but one keep quiet.
         let speaker = if decided.is_some() { by } else { usize::from(self.hosts.len() > 1) };
-        if speaker == self.rank && !self.said.swap(true, Ordering::Relaxed) {
+        if speaker == self.rank && !self.said.swap(true, Ordering::Relaxed) && self.say {
             eprintln!("rank {by} ({}): {words}", self.hosts.get(by).map_or("", |host| host.as_str()));
         }
         code

@@ -20,7 +20,6 @@
 
 mod heart;
 mod memory;
-mod pulse;
 mod rank;
 mod raw;
 mod streams;
@@ -58,11 +57,14 @@ pub struct Options {
     /// Whether ranks show signs of life to rank 0 by UDP. Without it (or where nothing gets through) a rank that is
     /// stopped is given up after the patience bound, not the silence bound.
     pub heartbeat: bool,
+    /// Whether a failed job's words go to standard error when it ends; not for a program whose ranks say themselves
+    /// what they fail with.
+    pub say: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { bounds: Bounds::default(), transfer: Transfer::default(), heartbeat: true }
+        Options { bounds: Bounds::default(), transfer: Transfer::default(), heartbeat: true, say: true }
     }
 }
 

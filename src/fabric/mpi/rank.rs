@@ -97,7 +97,8 @@ impl Rank {
             return Err(Error::Internal("rank 0 has told no secret".into()));
         };
         let rank_0 = ear.read(&String::from_utf8_lossy(address));
-        let heart = Heart::start(rank, hosts.clone(), bounds, Secret::from_bytes(*secret), ear, rank_0)?;
+        let secret = Secret::from_bytes(*secret);
+        let heart = Heart::start(rank, hosts.clone(), options, secret, ear, rank_0)?;
 
         let source = Source::new(&comm, options.transfer)?;
         let way = source.window().map_or(Way::Messages, Way::Window);
