@@ -33,9 +33,12 @@ pub fn copy_rate() -> f64 {
 }
 
 /// Copies, and takes as long as the copy would at `rate` bytes per second of this clock.
-fn copy(from: *const u8, to: *mut u8, len: usize, rate: f64) {
+///
+/// # Safety
+/// `len` bytes from `from` may be read and from `to` written, nobody else uses them meanwhile, and they do not overlap.
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize, rate: f64) {
     let start = Instant::now();
-    // SAFETY: both ranges belong to the callers' own memory; the slot is not under way.
+    // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
     let until = Duration::from_secs_f64(len as f64 / rate);
     while start.elapsed() < until {
@@ -86,7 +89,7 @@ pub fn seconds_per_message(world: &Installed, bytes: usize, count: usize, rate: 
             for _ in 0..count {
                 let start = |chunk: usize| {
                     let at = chunk % SLOTS * LARGEST;
-                    // SAFETY: within the end's memory and the data.
+                    // SAFETY: within the end's memory and the data; this slot is not under way.
                     unsafe { copy(data.as_ptr().add(chunk * slot), end.memory.add(at), part(chunk), rate) };
                     end.send(chunk as u64, at, slot as u32).unwrap();
                 };
@@ -101,7 +104,7 @@ pub fn seconds_per_message(world: &Installed, bytes: usize, count: usize, rate: 
             let post = |chunk: usize| end.recv(chunk as u64, chunk % SLOTS * LARGEST, slot as u32).unwrap();
             let out = |chunk: usize| {
                 let at = chunk % SLOTS * LARGEST;
-                // SAFETY: within the end's memory and the data.
+                // SAFETY: within the end's memory and the data; this slot is not under way.
                 unsafe { copy(end.memory.add(at), data.as_mut_ptr().add(chunk * slot), part(chunk), rate) };
             };
             stream(&end, chunks, post, out);

@@ -1,5 +1,6 @@
 //! Ctrl-C, SIGTERM and a closed terminal: the program ends in order, once. This is the only place that catches
-//! signals in `hpl-run`; whoever starts processes asks [`count`].
+//! signals in `hpl-run`; whoever starts processes asks [`count`]. (`fulmen-run`, which ends others first, counts for
+//! itself: `launch::signals`.)
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
@@ -22,18 +23,18 @@ pub fn count() -> i32 {
     CAUGHT.load(Ordering::Relaxed)
 }
 
-/// Catches SIGINT, SIGTERM and SIGHUP from now on, and runs `end` on a thread of its own when one comes. `end`
-/// keeps what can be kept; then the program ends with 5. Signals that were ignored (`nohup`, a job in the
-/// background of a script) stay so.
-pub fn watch(end: impl FnOnce() + Send + 'static) {
+/// Calls `handler` for SIGINT, SIGTERM and SIGHUP from now on. Signals that were ignored (`nohup`, a job in the
+/// background of a script) stay so. The handler may do only what a signal handler may: atomics and `_exit`.
+pub(crate) fn catch(handler: extern "C" fn(libc::c_int)) {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: plain data, all zeros is valid.
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
         let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
-        new.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
+        new.sa_sigaction = handler as usize;
         new.sa_flags = libc::SA_RESTART;
-        // SAFETY: the handler only touches an atomic and calls _exit; it stays valid for the whole program.
+        // SAFETY: both handlers of this crate only touch an atomic and call _exit; a function stays valid for the
+        // whole program.
         unsafe {
             libc::sigaction(signal, std::ptr::null(), &raw mut old);
             if old.sa_sigaction != libc::SIG_IGN {
@@ -41,6 +42,12 @@ pub fn watch(end: impl FnOnce() + Send + 'static) {
             }
         }
     }
+}
+
+/// Catches the signals of [`catch`] from now on, and runs `end` on a thread of its own when one comes. `end` keeps what
+/// can be kept; then the program ends with 5.
+pub fn watch(end: impl FnOnce() + Send + 'static) {
+    catch(note);
     let watcher = std::thread::Builder::new().name("interrupt".to_string());
     // Without a watcher the second signal still ends the program.
     let _ = watcher.spawn(move || {

@@ -166,7 +166,7 @@ mod tests {
         let changed = "@@@@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@@@@@@@\n\
                        IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!\nIt is also possible.\n\
                        The fingerprint for the ED25519 key sent by the remote host is\nSHA256:x.\n\
-                       Offending ED25519 key in /root/.ssh/known_hosts:1\nHost key verification failed.";
+                       Offending ED25519 key in /home/me/.ssh/known_hosts:1\nHost key verification failed.";
         let text = explained(changed, "exit status 255");
         assert!(
             text.contains("REMOTE HOST IDENTIFICATION HAS CHANGED!")
