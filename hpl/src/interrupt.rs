@@ -44,7 +44,7 @@ pub(crate) fn catch(handler: extern "C" fn(libc::c_int)) {
     }
 }
 
-/// Catches the signals of [`catch`] from now on, and runs `end` on a thread of its own when one comes. `end` keeps what
+/// Catches SIGINT, SIGTERM and SIGHUP from now on, and runs `end` on a thread of its own when one comes. `end` keeps what
 /// can be kept; then the program ends with 5.
 pub fn watch(end: impl FnOnce() + Send + 'static) {
     catch(note);
