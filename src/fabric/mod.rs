@@ -129,6 +129,12 @@ pub trait Fabric: Send + Sync {
         self.name().into()
     }
 
+    /// How many cables lie between this rank and another: 1 when they are joined directly, more when ranks in
+    /// between pass on what travels.
+    fn hops(&self, _rank: usize) -> usize {
+        1
+    }
+
     /// Zeroed, page-aligned, registered memory. Lives until its last handle is dropped.
     ///
     /// # Errors
