@@ -284,7 +284,9 @@ fn as_rank() {
         } else {
             AtRankZero::join(&[address], rank, size, &secret, limit)?
         };
-        tcp::connect(&mut rendezvous, secret.clone(), &options(1))
+        let chain = || (0..size).map(|a| (0..a).map(|b| a - b == 1).collect()).collect();
+        let reach = (program == "work_on_a_chain").then(chain);
+        tcp::connect(&mut rendezvous, secret.clone(), &tcp::Options { reach, ..options(1) })
     };
     let mut fabric = None;
     let result = connect().and_then(|connected| {
@@ -345,7 +347,7 @@ fn conformance_of_processes() {
 }
 
 /// Kills and stops ranks at random moments: every other rank ends within the bound, with exit code 4 and a
-/// message that names the rank. `FULMEN_FAULT_RUNS` says how often.
+/// message that names the rank; also where only neighbours are connected. `FULMEN_FAULT_RUNS` says how often.
 #[test]
 fn faults() {
     const RANKS: usize = 4;
@@ -356,7 +358,8 @@ fn faults() {
         (random >> 33) % n
     };
     for run in 0..runs {
-        let mut ranks = processes(RANKS, "work");
+        let chained = run / 2 % 2 == 1;
+        let mut ranks = processes(RANKS, if chained { "work_on_a_chain" } else { "work" });
         ranks.iter_mut().for_each(|rank| drop(rank.hear("READY")));
         std::thread::sleep(Duration::from_micros(below(200_000)));
         let victim = below(RANKS as u64) as usize;
@@ -365,7 +368,9 @@ fn faults() {
         let mut named = 0;
         for at in (0..RANKS).filter(|at| *at != victim) {
             let (code, said) = ranks[at].end();
-            let context = format!("run {run}: signal {signal} to rank {victim}; rank {at}: {code}: {said}");
+            let context = format!(
+                "run {run}, chain: {chained}: signal {signal} to rank {victim}; rank {at}: {code}: {said}"
+            );
             assert_eq!(code, 4, "{context}");
             assert!(said.contains(&format!("rank {victim} (")), "{context}");
             assert!(

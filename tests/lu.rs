@@ -212,11 +212,21 @@ fn solve_bits(n: usize, nb: usize, grid: (usize, usize), threads: usize, opts: &
     bits(World::threads(ranks, &setup(threads), |world| solve(&world, n, nb, grid, opts)).unwrap())
 }
 
-/// As [`solve_bits`], with ranks that talk over TCP.
-fn solve_bits_over_tcp(n: usize, nb: usize, grid: (usize, usize), threads: usize, opts: &LuOpts) -> Vec<u64> {
+/// As [`solve_bits`], with ranks that talk over TCP; only those that `reach` allows are connected.
+fn solve_bits_over_tcp(
+    n: usize,
+    nb: usize,
+    grid: (usize, usize),
+    threads: usize,
+    opts: &LuOpts,
+    reach: Option<&dyn Fn(usize, usize) -> bool>,
+) -> Vec<u64> {
     let (ranks, secret) = (grid.0 * grid.1, Secret::random().unwrap());
+    let reach: Option<Vec<Vec<bool>>> =
+        reach.map(|reach| (0..ranks).map(|a| (0..a).map(|b| reach(a, b)).collect()).collect());
     let rank = |mut rendezvous| {
-        let options = tcp::Options { connections: 1 + ranks % 2, ..tcp::Options::default() };
+        let options =
+            tcp::Options { connections: 1 + ranks % 2, reach: reach.clone(), ..tcp::Options::default() };
         let fabric = tcp::connect(&mut rendezvous, secret.clone(), &options)?;
         let world = World::new(fabric.clone(), ranks, &setup(threads))?;
         solve(&world, n, nb, grid, opts).inspect_err(|e| fabric.fail(e))
@@ -249,8 +259,31 @@ fn same_bits_on_every_grid_thread_count_depth_broadcast_and_transport() {
             assert!(bits == expected, "{grid:?}, look-ahead {lookahead}, {threads} threads, {bcast:?}");
         }
         let (lookahead, bcast) = (1, topologies.next().unwrap());
-        let bits = solve_bits_over_tcp(n, nb, grid, 2, &LuOpts { lookahead, bcast, ..opts.clone() });
+        let bits = solve_bits_over_tcp(n, nb, grid, 2, &LuOpts { lookahead, bcast, ..opts.clone() }, None);
         assert!(bits == expected, "{grid:?}, {bcast:?}, over tcp");
+    }
+}
+
+/// Hosts without a switch: a chain, and a ring, of cables.
+#[test]
+fn same_bits_where_only_neighbours_are_connected() {
+    let (n, nb) = (203, 24);
+    let opts = LuOpts { keep_l: false, ..LuOpts::default() };
+    let expected = solve_bits(n, nb, (1, 1), 1, &opts);
+    let chain = |a: usize, b: usize| a - b == 1;
+    let cases = [
+        ((2, 2), Topology::Cables),
+        ((1, 4), Topology::Cables),
+        ((1, 4), Topology::LongM),
+        ((4, 1), Topology::RingM),
+    ];
+    for (grid, bcast) in cases {
+        let ring = |a: usize, b: usize| a - b == 1 || a - b == 3;
+        for (name, reach) in [("chain", &chain as &dyn Fn(usize, usize) -> bool), ("ring", &ring)] {
+            let opts = LuOpts { bcast, ..opts.clone() };
+            let bits = solve_bits_over_tcp(n, nb, grid, 1, &opts, Some(reach));
+            assert!(bits == expected, "{grid:?} on a {name}");
+        }
     }
 }
 

@@ -3,6 +3,11 @@
 //! Latency is half of the time that a put needs there and back; each pair arms, puts and waits, as a program
 //! does. Bandwidth counts the bytes of a window of puts in one direction, until the target says that it has
 //! them all. Both are medians over batches. Compare only what was measured in one run.
+//!
+//! `--chain N` measures instead a broadcast to the others of a chain (chain.rs); `ci/cables bench` does that on a
+//! chain of network namespaces whose cables are limited in rate.
+
+mod chain;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -33,6 +38,21 @@ struct Args {
     /// TCP without checksums
     #[arg(long)]
     no_checksums: bool,
+    /// Instead: a broadcast along a chain of so many ranks, of which only neighbours are connected
+    #[arg(long)]
+    chain: Option<usize>,
+    /// MiB of that broadcast
+    #[arg(long, default_value_t = 32)]
+    mib: usize,
+    /// What starts rank {} of the chain, as `ip netns exec host{}`
+    #[arg(long, default_value = "")]
+    enter: String,
+    /// Where the chain's ranks meet; a free port of loopback if not given
+    #[arg(long)]
+    meet: Option<String>,
+    /// Subnets that carry data
+    #[arg(long, value_delimiter = ',')]
+    on: Vec<String>,
     /// Also write the figures here
     #[arg(long)]
     json: Option<PathBuf>,
@@ -75,7 +95,11 @@ fn rank(args: &Args, place: &[String]) -> Result<()> {
         Some(fabric) => fabric,
         None => over_tcp(args, address, me)?,
     };
-    let measured = measure(&*fabric, args.batches).inspect_err(|e| fabric.fail(e))?;
+    let measured = match args.chain {
+        Some(_) => chain::measure(&fabric, args.mib << 20, args.batches),
+        None => measure(&*fabric, args.batches),
+    };
+    let measured = measured.inspect_err(|e| fabric.fail(e))?;
     if fabric.rank() == 0 {
         std::fs::write(figures, measured.to_string()).map_err(system("the figures"))?;
     }
@@ -86,16 +110,20 @@ fn over_tcp(args: &Args, address: &str, me: usize) -> Result<Arc<dyn Fabric>> {
     let mut bytes = [0; 32];
     std::io::stdin().read_exact(&mut bytes).map_err(system("the secret"))?;
     let (secret, limit) = (Secret::from_bytes(bytes), Duration::from_secs(30));
+    let size = args.chain.unwrap_or(2);
     let mut rendezvous = if me == 0 {
         let listener = TcpListener::bind(address).map_err(system("the rendezvous"))?;
-        AtRankZero::host(listener, 2, &secret, limit)?
+        AtRankZero::host(listener, size, &secret, limit)?
     } else {
         let address = address.parse().map_err(|e| Error::Internal(format!("{address}: {e}")))?;
-        AtRankZero::join(&[address], me, 2, &secret, limit)?
+        AtRankZero::join(&[address], me, size, &secret, limit)?
     };
+    let neighbours = |size: usize| (0..size).map(|a| (0..a).map(|b| a - b == 1).collect()).collect();
     let options = tcp::Options {
         connections: args.connections,
         checksums: !args.no_checksums,
+        on: args.on.iter().map(|on| on.parse()).collect::<Result<_>>()?,
+        reach: args.chain.map(neighbours),
         ..tcp::Options::default()
     };
     tcp::connect(&mut rendezvous, secret, &options)
@@ -204,12 +232,23 @@ fn run_shm(figures: &Path) -> Result<()> {
     }
 }
 
-fn run_tcp(figures: &Path) -> Result<()> {
+fn run_tcp(args: &Args, figures: &Path) -> Result<()> {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).map_err(system("a port"))?;
+    let meet = args.meet.clone().unwrap_or_else(|| free.to_string());
     let secret = Secret::random()?;
     let mut children = Vec::new();
-    for rank in 0..2 {
-        let mut command = again([&free.to_string(), &rank.to_string()], figures)?;
+    for rank in 0..args.chain.unwrap_or(2) {
+        let own = again([&meet, &rank.to_string()], figures)?;
+        let enter = args.enter.replace("{}", &rank.to_string());
+        let mut words = enter.split_whitespace();
+        let mut command = match words.next() {
+            None => own,
+            Some(program) => {
+                let mut command = Command::new(program);
+                command.args(words).arg(own.get_program()).args(own.get_args());
+                command
+            }
+        };
         let mut child = command.stdin(Stdio::piped()).spawn().map_err(system("a rank"))?;
         if let Some(mut stdin) = child.stdin.take() {
             stdin.write_all(secret.expose()).map_err(system("a rank's stdin"))?;
@@ -228,6 +267,9 @@ fn run_tcp(figures: &Path) -> Result<()> {
 
 fn parent(args: &Args) -> Result<()> {
     let figures = std::env::temp_dir().join(format!("fabric-bench-{}.json", std::process::id()));
+    if let Some(ranks) = args.chain {
+        return parent_of_chain(args, ranks, &figures);
+    }
     let mut all = Vec::new();
     println!("{:<8}{:>14}   GB/s by bytes of a put", "fabric", "8 B put, us");
     let sizes: String = SIZES.iter().map(|len| format!("{:>10}", format!("{} KiB", len >> 10))).collect();
@@ -235,7 +277,7 @@ fn parent(args: &Args) -> Result<()> {
     for transport in &args.fabric {
         match transport {
             Transport::Shm => run_shm(&figures)?,
-            Transport::Tcp => run_tcp(&figures)?,
+            Transport::Tcp => run_tcp(args, &figures)?,
         }
         let text = std::fs::read_to_string(&figures).map_err(system("the figures"))?;
         std::fs::remove_file(&figures).map_err(system("the figures"))?;
@@ -253,4 +295,27 @@ fn parent(args: &Args) -> Result<()> {
         std::fs::write(path, Value::Array(all).to_string()).map_err(system("the JSON file"))?;
     }
     Ok(())
+}
+
+fn parent_of_chain(args: &Args, ranks: usize, figures: &Path) -> Result<()> {
+    run_tcp(args, figures)?;
+    let text = std::fs::read_to_string(figures).map_err(system("the figures"))?;
+    std::fs::remove_file(figures).map_err(system("the figures"))?;
+    let value: Value =
+        serde_json::from_str(&text).map_err(|e| Error::Internal(format!("the figures: {e}")))?;
+    let number = |name: &str| value[name].as_f64().unwrap_or(f64::NAN);
+    println!(
+        "{} MiB along a chain of {ranks}: {:.1} ms to all, {:.1} ms over the first cable, ratio {:.2}",
+        args.mib,
+        number("broadcast_ms"),
+        number("one_link_ms"),
+        number("ratio")
+    );
+    for link in value["links"].as_array().into_iter().flatten() {
+        println!("  {}", link.as_str().unwrap_or("?"));
+    }
+    match &args.json {
+        Some(path) => std::fs::write(path, text).map_err(system("the JSON file")),
+        None => Ok(()),
+    }
 }

@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn what_is_given_stays() {
-        let given = Given { n: true, nb: false, grid: true };
+        let given = Given { n: true, grid: true, ..Given::default() };
         let input = Input { ns: vec![500], grids: vec![(2, 1)], ..Input::default() };
         let (input, choices) = auto(&host(2, 1, 8), Rate::measured(100.0), given, input);
         assert_eq!((input.ns, input.nbs, input.grids), (vec![500], vec![64], vec![(2, 1)]));

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use fulmen::comm::Group;
+use fulmen::comm::{Cables, Group};
 use fulmen::fabric::Fabric;
 use fulmen::job::Job;
 use fulmen::job::env::Starter;
@@ -215,9 +215,10 @@ impl Member {
 
     /// Every rank at the same time; on rank 0 all rates and thread counts.
     fn calibrate(&self, kernels: &str, threads: usize) -> Result<Option<(report::Job, Vec<[f64; 2]>)>> {
+        let cables = Some(Cables::gather(&self.group)?);
         self.fabric.set_activity("while measuring dgemm");
         let threads = self.threads(threads);
-        let measured = Local::default().calibrate(kernels, 1, threads)?;
+        let measured = report::Job { cables, ..Local::default().calibrate(kernels, 1, threads)? };
         let mine = [measured.gemm_gflops.unwrap_or(0.0), threads as f64];
         let all = self.group.gather(0, &mine)?;
         Ok(all.map(|all| (measured, all.chunks_exact(2).map(|c| [c[0], c[1]]).collect())))

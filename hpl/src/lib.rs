@@ -1,11 +1,12 @@
 //! `hpl-run`: the High-Performance Linpack benchmark on Fulmen.
 //!
 //! A call goes down this list: [`cli`] and [`dat`] say what the user wants, [`settings`] puts them
-//! together, [`auto`] chooses the rest, [`plan`] counts runs, memory and time and refuses what does not
+//! together, [`auto`] and [`cabling`] choose the rest, [`plan`] counts runs, memory and time and refuses what does not
 //! fit, a [`driver::Driver`] solves, [`report`] tells, [`exit`] ends; [`session`] is the thread through
 //! them. All but driver, session, interrupt and progress are pure: text in, values out.
 
 pub mod auto;
+pub mod cabling;
 pub mod cli;
 pub mod dat;
 pub mod doctor;

@@ -74,6 +74,7 @@ impl Driver for Local {
             self_test: "ok".to_string(),
             gemm_gflops: Some(test.gflops),
             places: vec![],
+            cables: None,
         })
     }
 

@@ -40,6 +40,9 @@ pub enum Bcast {
     Long,
     /// Long, the next panel's owner served first (5).
     LongM,
+    /// Along the cables, where ranks reach each other only through others. HPL has no number for it; it is
+    /// chosen, never read.
+    Cables,
 }
 
 /// How rows are exchanged in the update: HPL's SWAP.
@@ -72,9 +75,10 @@ impl Bcast {
     pub const ALL: [Bcast; 6] =
         [Bcast::Ring1, Bcast::Ring1M, Bcast::Ring2, Bcast::Ring2M, Bcast::Long, Bcast::LongM];
 
-    /// Its number in `HPL.dat`, which is also its digit in the T/V code.
+    /// Its number in `HPL.dat`, which is also its digit in the T/V code; of [`Bcast::Cables`], that of what it
+    /// is where there are no cables to follow.
     pub fn digit(self) -> usize {
-        self as usize
+        if self == Bcast::Cables { Bcast::Ring1M as usize } else { self as usize }
     }
 }
 
@@ -95,7 +99,7 @@ impl fmt::Display for Fact {
 
 impl fmt::Display for Bcast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(["1ring", "1ringM", "2ring", "2ringM", "Blong", "BlongM"][self.digit()])
+        f.pad(["1ring", "1ringM", "2ring", "2ringM", "Blong", "BlongM", "cables"][*self as usize])
     }
 }
 

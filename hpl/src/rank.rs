@@ -32,6 +32,7 @@ impl From<Bcast> for Topology {
             Bcast::Ring2M => Topology::TwoRingM,
             Bcast::Long => Topology::Long,
             Bcast::LongM => Topology::LongM,
+            Bcast::Cables => Topology::Cables,
         }
     }
 }

@@ -41,7 +41,7 @@ pub fn run(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> St
 
 fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Result<Status, Failure> {
     let open = Open::watched();
-    let request = settings::request(cli, folder)?;
+    let mut request = settings::request(cli, folder)?;
     if !cli.check {
         request.must_be_startable(host)?;
     }
@@ -55,6 +55,7 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
         }
         None => Rate::assumed(host.cores),
     };
+    request.cables = job.cables.clone();
     let settings = request.settle(host, rate);
     // Ranks that a launcher has started are connected already.
     if job.fabric.is_empty() {

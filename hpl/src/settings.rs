@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fulmen::Error;
+use fulmen::comm::Cables;
 
 use crate::auto::{self, Choice};
+use crate::cabling;
 use crate::cli::{Cli, Fabric};
 use crate::dat;
 use crate::exit::Failure;
@@ -44,6 +46,8 @@ pub struct Request {
     pub warnings: Vec<String>,
     /// Things to know, ready to print.
     pub notes: Vec<String>,
+    /// How the ranks are joined, if they are already.
+    pub cables: Option<Cables>,
     cli: Cli,
 }
 
@@ -56,6 +60,10 @@ pub struct Given {
     pub nb: bool,
     /// P and Q.
     pub grid: bool,
+    /// PMAP.
+    pub pmap: bool,
+    /// BCAST.
+    pub bcast: bool,
 }
 
 /// Everything that a job needs to know.
@@ -119,7 +127,7 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
                 return Err(Error::argument("HPL.dat", &shown, problem, "name another file").into());
             }
             let parsed = dat::read(&shown, &bytes).map_err(Failure::Input)?;
-            given = Given { n: true, nb: true, grid: true };
+            given = Given { n: true, nb: true, grid: true, pmap: true, bcast: true };
             if named.is_none() {
                 notes.push(format!("{shown} of this folder is run (name another file, or start elsewhere)"));
             }
@@ -136,7 +144,7 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
         return Err(Error::argument("P x Q", format!("{p} x {q}"), problem, "give a smaller grid").into());
     }
     cap_depths(&mut input, &mut warnings);
-    Ok(Request { input, given, file, warnings, notes, cli: cli.clone() })
+    Ok(Request { input, given, file, warnings, notes, cables: None, cli: cli.clone() })
 }
 
 fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), Error> {
@@ -149,11 +157,11 @@ fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), 
     given.n |= set(&cli.n, &mut input.ns);
     given.nb |= set(&cli.nb, &mut input.nbs);
     given.grid |= grids(cli, input, given.grid)?;
-    set(&cli.pmap, &mut input.pmap);
+    given.pmap |= set(&cli.pmap, &mut input.pmap);
     set(&cli.threshold, &mut input.threshold);
     set(&cli.seed, &mut input.seed);
     set(&cli.depth, &mut input.depths);
-    set(&cli.bcast, &mut input.bcasts);
+    given.bcast |= set(&cli.bcast, &mut input.bcasts);
     set(&cli.pfact, &mut input.pfacts);
     set(&cli.rfact, &mut input.rfacts);
     set(&cli.nbmin, &mut input.nbmins);
@@ -292,8 +300,11 @@ impl Request {
     /// Fills what was left open.
     pub fn settle(self, host: &Host, rate: Rate) -> Settings {
         let (ranks, threads) = self.shape(host);
-        let Request { mut input, given, warnings, mut notes, cli, .. } = self;
-        let choices = auto::fill(&mut input, given, (ranks, threads), host, rate);
+        let Request { mut input, given, warnings, mut notes, cables, cli, .. } = self;
+        let mut choices = auto::fill(&mut input, given, (ranks, threads), host, rate);
+        if let Some(cables) = &cables {
+            cabling::settle(&mut input, given, cables, &mut choices, &mut notes);
+        }
         let needed = input.ranks_needed();
         if ranks > needed {
             notes.push(format!(

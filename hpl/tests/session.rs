@@ -39,6 +39,7 @@ impl Driver for Textbook {
             self_test: "ok".into(),
             gemm_gflops: Some(self.dgemm.map_or(10.0, |dgemm| dgemm[0])),
             places: vec![],
+            cables: None,
         })
     }
 

@@ -16,12 +16,14 @@
 //! ```
 
 mod bulk;
+mod cables;
 mod exchange;
 mod group;
 mod panel;
 mod topology;
 
 pub use bulk::Bulk;
+pub use cables::Cables;
 pub use exchange::{AllToAllSmall, Messages};
 pub use group::Group;
 pub use panel::{BcastLane, PanelBcast};

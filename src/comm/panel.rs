@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
 
+use super::cables::Cables;
 use super::group::Group;
 use super::topology::Topology;
 use crate::error::{Error, Result};
@@ -20,6 +21,8 @@ pub struct BcastLane {
     group: Group,
     lane: Lane,
     turns: Arc<Mutex<Turns>>,
+    /// For each root each member's parent, where [`Topology::Cables`] is a tree.
+    trees: Option<Arc<Vec<Vec<usize>>>>,
 }
 
 /// Per member: puts promised when broadcasts were started, and puts made.
@@ -35,13 +38,24 @@ struct Turn {
 }
 
 impl BcastLane {
-    /// Broadcasts among `group`, on [`Lane::PANEL`].
+    /// Broadcasts among `group`, on [`Lane::PANEL`], which can follow the cables. Every member calls it.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn along_cables(group: &Group) -> Result<Self> {
+        let cables = Cables::gather(group)?;
+        let trees = || Arc::new((0..cables.len()).map(|root| cables.tree(root)).collect());
+        Ok(BcastLane { trees: (!cables.is_direct()).then(trees), ..BcastLane::new(group) })
+    }
+
+    /// Broadcasts among `group`, on [`Lane::PANEL`]. It knows of no cables.
     pub fn new(group: &Group) -> Self {
         let turns = || vec![Turn::default(); group.len()];
         BcastLane {
             group: group.clone(),
             lane: Lane::PANEL,
             turns: Arc::new(Mutex::new(Turns { to: turns(), from: turns() })),
+            trees: None,
         }
     }
 
@@ -185,15 +199,20 @@ impl<T: Pod> PanelBcast<T> {
         let topology = self.topology;
         let relative = (me + n - root) % n;
         let member = |relative: usize| (relative + root) % n;
+        let tree = self.lane.trees.as_ref().filter(|_| topology == Topology::Cables);
+        let parent = |relative: usize, piece: usize| match tree {
+            Some(trees) => (relative > 0).then(|| (trees[root][member(relative)] + n - root) % n),
+            None => topology.parent(n, relative, piece),
+        };
         self.receives.clear();
         self.sends.clear();
         (self.received, self.sent) = (0, 0);
         for (chunk, &piece) in self.piece_of.iter().enumerate() {
-            if let Some(parent) = topology.parent(n, relative, piece) {
+            if let Some(parent) = parent(relative, piece) {
                 self.receives.push(Hop { peer: parent, chunk, turn: 0 });
             }
-            for child in relative + 1..n {
-                if topology.parent(n, child, piece) == Some(relative) {
+            for child in (1..n).filter(|child| *child != relative) {
+                if parent(child, piece) == Some(relative) {
                     self.sends.push(Hop { peer: child, chunk, turn: 0 });
                 }
             }
@@ -201,7 +220,11 @@ impl<T: Pod> PanelBcast<T> {
         let piece_of = &self.piece_of;
         // Chunks are unique within these keys, so an unstable sort (which allocates nothing) is enough.
         self.receives.sort_unstable_by_key(|h| (topology.step(n, relative, piece_of[h.chunk]), h.chunk));
-        self.sends.sort_unstable_by_key(|h| (topology.step(n, h.peer, piece_of[h.chunk]), h.chunk, h.peer));
+        let step = |h: &Hop| match tree {
+            Some(_) => (false, 0),
+            None => topology.step(n, h.peer, piece_of[h.chunk]),
+        };
+        self.sends.sort_unstable_by_key(|h| (step(h), h.chunk, h.peer));
         let mut turns = self.lane.turns();
         let Turns { to, from } = &mut *turns;
         for (hops, links) in [(&mut self.receives, from), (&mut self.sends, to)] {

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use super::group::tree_parent;
 use crate::error::{Error, Result};
 
-/// The shape of a panel broadcast: HPL's six, and a tree.
+/// The shape of a panel broadcast: HPL's six, a tree, and one that follows the cables.
 ///
 /// In the modified (`M`) forms the root's right neighbour, which will factor the next panel, is served
 /// first and passes nothing on.
@@ -32,11 +32,14 @@ pub enum Topology {
     LongM,
     /// `tree`: binomial, ⌈log₂ n⌉ hops.
     Tree,
+    /// `cables`: where ranks reach each other only through others, a tree along the cables
+    /// ([`super::Cables::tree`]); elsewhere `1ringM`.
+    Cables,
 }
 
 impl Topology {
     /// All of them, in the order of HPL's digits.
-    pub const ALL: [Topology; 7] = [
+    pub const ALL: [Topology; 8] = [
         Topology::Ring,
         Topology::RingM,
         Topology::TwoRing,
@@ -44,9 +47,10 @@ impl Topology {
         Topology::Long,
         Topology::LongM,
         Topology::Tree,
+        Topology::Cables,
     ];
 
-    /// HPL's digit in `HPL.dat` and `HPL.out`, 0 to 5; 6 for the tree, which HPL has not.
+    /// HPL's digit in `HPL.dat` and `HPL.out`, 0 to 5; 6 for the tree and 7 for the cables, which HPL has not.
     pub fn digit(self) -> u8 {
         self as u8
     }
@@ -58,11 +62,11 @@ impl Topology {
 
     /// The name that [`Topology::from_str`] reads.
     pub fn name(self) -> &'static str {
-        ["1ring", "1ringM", "2ring", "2ringM", "long", "longM", "tree"][self as usize]
+        ["1ring", "1ringM", "2ring", "2ringM", "long", "longM", "tree", "cables"][self as usize]
     }
 
     fn serves_neighbour_first(self) -> bool {
-        matches!(self, Topology::RingM | Topology::TwoRingM | Topology::LongM)
+        matches!(self, Topology::RingM | Topology::TwoRingM | Topology::LongM | Topology::Cables)
     }
 
     /// How many pieces a message to `n` members is cut into.
@@ -88,7 +92,7 @@ impl Topology {
         }
         Some(match self {
             Topology::Ring => member - 1,
-            Topology::RingM => chains(1, [2, 2]),
+            Topology::RingM | Topology::Cables => chains(1, [2, 2]),
             Topology::TwoRing => chains(1, [1, halves(1)]),
             Topology::TwoRingM => chains(1, [2, halves(2)]),
             Topology::Long => {
@@ -133,7 +137,7 @@ impl fmt::Display for Topology {
 impl FromStr for Topology {
     type Err = Error;
 
-    /// A digit 0 to 6, or a name (`1ring`, `1rg`, `1rinM`, `blong`, … as HPL's files have them, in any case).
+    /// A digit 0 to 7, or a name (`1ring`, `1rg`, `1rinM`, `blong`, … as HPL's files have them, in any case).
     fn from_str(text: &str) -> Result<Self> {
         let word = text.trim().to_ascii_lowercase();
         Ok(match word.as_str() {
@@ -144,12 +148,14 @@ impl FromStr for Topology {
             "4" | "long" | "blong" | "lng" => Topology::Long,
             "5" | "longm" | "blonm" | "lnm" => Topology::LongM,
             "6" | "tree" => Topology::Tree,
+            "7" | "cables" => Topology::Cables,
             _ => {
                 return Err(Error::argument(
                     "BCAST",
                     text,
                     "is not a broadcast",
-                    "write 0 (1ring), 1 (1ringM), 2 (2ring), 3 (2ringM), 4 (long), 5 (longM) or 6 (tree)",
+                    "write 0 (1ring), 1 (1ringM), 2 (2ring), 3 (2ringM), 4 (long), 5 (longM), 6 (tree) or 7 \
+                     (cables)",
                 ));
             }
         })
@@ -227,7 +233,7 @@ mod tests {
             assert_eq!(Topology::from_digit(topology.digit()), Some(topology));
         }
         assert_eq!("1rinM".parse::<Topology>().unwrap(), Topology::RingM);
-        let message = "7".parse::<Topology>().unwrap_err().to_string();
-        assert!(message.starts_with("BCAST: 7: "), "{message}");
+        let message = "8".parse::<Topology>().unwrap_err().to_string();
+        assert!(message.starts_with("BCAST: 8: "), "{message}");
     }
 }

@@ -156,7 +156,11 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
         let depth = opts.lookahead.min(steps.len().saturating_sub(1));
         let m_local = view.local_rows(0..view.m).len();
         let column = view.grid.col_group();
-        let lane = BcastLane::new(view.grid.row_group());
+        let row = view.grid.row_group();
+        let lane = match opts.bcast {
+            Topology::Cables => BcastLane::along_cables(row)?,
+            _ => BcastLane::new(row),
+        };
         let slot = |_| {
             let panel = Panel::new(kernels, &lane, opts.bcast, jb, m_local)?;
             Ok(Some(Slot { panel, plan: RowPlan::default() }))

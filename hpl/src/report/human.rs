@@ -154,6 +154,7 @@ mod tests {
             self_test: "ok".into(),
             gemm_gflops: Some(153.0),
             places: vec![],
+            cables: None,
         }
     }
 

@@ -261,6 +261,7 @@ mod tests {
             self_test: "ok".into(),
             gemm_gflops: Some(2.0),
             places: vec![],
+            cables: None,
         };
         let mut out = vec![];
         Report::new(&job, &host(), outcomes, status, "why").write(&mut out).unwrap();

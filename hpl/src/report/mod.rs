@@ -11,6 +11,7 @@ pub mod out;
 
 use std::time::SystemTime;
 
+use fulmen::comm::Cables;
 use serde::{Deserialize, Serialize};
 
 use crate::params::Run;
@@ -35,6 +36,8 @@ pub struct Job {
     pub gemm_gflops: Option<f64>,
     /// Where each rank is, if a launcher has started them.
     pub places: Vec<RankPlace>,
+    /// How the ranks are joined, if they are already.
+    pub cables: Option<Cables>,
 }
 
 /// A rank's place.

@@ -48,18 +48,20 @@ impl Shared {
             if engine.stop {
                 return;
             }
+            // Others wait for what goes through here.
+            let recent = if engine.job.is_relay() { RECENT / 4 } else { RECENT };
             let now = self.calls.load(Ordering::Relaxed);
             if engine.taken || now != calls {
                 // The rank is here. `taken` means that it sleeps on the sockets itself, if at all: nothing
                 // may be read behind its back.
-                rest = if engine.taken && now == calls { (2 * rest).min(LONGEST_REST) } else { RECENT };
+                rest = if engine.taken && now == calls { (2 * rest).min(LONGEST_REST) } else { recent };
                 calls = now;
                 engine.tick_if_late();
                 drop(engine);
                 std::thread::park_timeout(rest);
                 continue;
             }
-            rest = RECENT;
+            rest = recent;
             let due = engine.tick();
             engine.flush();
             let mut fds = engine.fds();
@@ -316,12 +318,19 @@ impl Endpoint {
                 None => engine.is_parted().then_some(Ok(())),
             },
             |_, _| None, // who does not answer is silent, and then the job has ended
-        )
+        )?;
+        let mut engine = self.enter();
+        if engine.job.is_relayed() {
+            engine.shut_all();
+            drop(engine);
+            self.linger(self.bounds.silence);
+        }
+        Ok(())
     }
 
-    /// After a failure: until everyone has heard of it, for a while.
-    fn linger(&self) {
-        let until = Instant::now() + LINGER;
+    /// Until everyone has heard all that was said, for a while.
+    fn linger(&self, at_most: Duration) {
+        let until = Instant::now() + at_most;
         loop {
             let mut engine = self.enter();
             engine.taken = true;
@@ -356,6 +365,10 @@ impl Fabric for Endpoint {
 
     fn link(&self, rank: usize) -> String {
         self.shared.lock().job.link(rank).into()
+    }
+
+    fn hops(&self, rank: usize) -> usize {
+        self.shared.lock().job.hops(rank)
     }
 
     fn alloc(&self, bytes: usize) -> Result<Arc<Memory>> {
@@ -473,7 +486,7 @@ impl Drop for Endpoint {
         }
         // What goes wrong here is told to the others; nobody is left to tell on this side.
         if self.leave().is_err() {
-            self.linger();
+            self.linger(LINGER);
         }
         self.shared.lock().stop = true;
         let _ = (&self.wake).write(&[1]);

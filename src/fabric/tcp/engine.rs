@@ -15,6 +15,8 @@ use crate::fabric::rendezvous::door::poll;
 
 /// Bytes that one connection moves before it is another's turn.
 const TURN: usize = 1 << 20;
+/// A rank that passes frames on looks for them so often while it looks for its own.
+const SWEEP: Duration = Duration::from_micros(50);
 
 /// A connection to another rank.
 pub struct Link {
@@ -26,6 +28,8 @@ pub struct Link {
     tx: Tx,
     heard: Instant,
     said: Instant,
+    #[cfg(test)]
+    written: usize,
     /// There is more to write than the system took.
     blocked: bool,
     /// What comes is not looked at any more: it made no sense.
@@ -40,7 +44,21 @@ impl Link {
         let now = Instant::now();
         let (rx, tx) = (Rx::new(), Tx::default());
         let (blocked, deaf, shut, closed) = (false, false, false, false);
-        Link { socket, peer, connection, rx, tx, heard: now, said: now, blocked, deaf, shut, closed }
+        Link {
+            socket,
+            peer,
+            connection,
+            rx,
+            tx,
+            heard: now,
+            said: now,
+            #[cfg(test)]
+            written: 0,
+            blocked,
+            deaf,
+            shut,
+            closed,
+        }
     }
 }
 
@@ -48,10 +66,12 @@ impl Link {
 pub struct Engine {
     pub job: Job,
     links: Vec<Link>,
-    /// The links to each rank.
+    /// The links to each rank, or to the neighbour before it.
     of: Vec<Vec<usize>>,
     bounds: Bounds,
     looked: Instant,
+    /// All connections were served.
+    swept: Instant,
     /// The failure has been passed on.
     told: bool,
     /// The rank's own thread waits here and moves what there is to move.
@@ -65,8 +85,10 @@ impl Engine {
     pub fn new(job: Job, links: Vec<Link>, bounds: Bounds) -> Self {
         let mut of = vec![Vec::new(); job.size()];
         links.iter().enumerate().for_each(|(at, link)| of[link.peer].push(at));
-        let (looked, told, taken, polling, stop) = (Instant::now(), false, false, false, false);
-        Engine { job, links, of, bounds, looked, told, taken, polling, stop }
+        let of = (0..of.len()).map(|rank| of[job.next_hop(rank)].clone()).collect();
+        let now = Instant::now();
+        let (told, taken, polling, stop) = (false, false, false, false);
+        Engine { job, links, of, bounds, looked: now, swept: now, told, taken, polling, stop }
     }
 
     /// Writes what may go on a connection.
@@ -89,6 +111,10 @@ impl Engine {
             // SAFETY: what `Tx` holds: frames of its own, and ranges being put, which do not change.
             match unsafe { socket::send(&link.socket, &mut vecs[..n]) } {
                 Ok(n) => {
+                    #[cfg(test)]
+                    {
+                        link.written += n;
+                    }
                     link.said = Instant::now();
                     link.tx.wrote(n, |to, lane, number| job.written(to, lane, number));
                     turn = turn.saturating_sub(n);
@@ -126,12 +152,27 @@ impl Engine {
         let _ = link.socket.shutdown(Shutdown::Write);
     }
 
-    /// Reads what has come on a connection.
+    /// Reads what has come on a connection, and passes on what is for others.
     fn receive(&mut self, at: usize) {
+        let mut turn = TURN;
+        loop {
+            let more = self.receive_some(at, &mut turn);
+            while let Some(neighbour) = self.job.touched() {
+                self.push(neighbour);
+            }
+            if !more {
+                break;
+            }
+        }
+        self.tell();
+    }
+
+    /// Reads until there is something to pass on. Returns whether there may be more.
+    fn receive_some(&mut self, at: usize, turn: &mut usize) -> bool {
         let Engine { job, links, .. } = self;
         let link = &mut links[at];
-        let mut turn = TURN;
-        while !link.closed && turn > 0 {
+        let mut more = false;
+        while !link.closed && *turn > 0 {
             if link.deaf {
                 Self::discard(link);
                 break;
@@ -144,11 +185,14 @@ impl Engine {
                 Ok(0) => link.closed = true,
                 Ok(n) => {
                     link.heard = Instant::now();
-                    turn = turn.saturating_sub(n);
+                    *turn = turn.saturating_sub(n);
                     if let Err(wrong) = link.rx.received(n, &mut job.arrivals(link.peer)) {
                         link.deaf = true;
                         job.wrong(link.peer, wrong);
                     } else if n < asked {
+                        break;
+                    } else if job.has_touched() {
+                        more = true;
                         break;
                     }
                 }
@@ -164,7 +208,7 @@ impl Engine {
                 job.gone(link.peer);
             }
         }
-        self.tell();
+        more
     }
 
     fn discard(link: &mut Link) {
@@ -186,8 +230,12 @@ impl Engine {
         }
     }
 
-    /// Moves what there is to move between this rank and `peer`.
+    /// Moves what there is to move between this rank and `peer`; now and then between others too, if it
+    /// goes through here.
     pub fn serve(&mut self, peer: usize) {
+        if self.job.is_relay() && self.swept.elapsed() >= SWEEP {
+            self.serve_all();
+        }
         for turn in 0..self.of[peer].len() {
             self.receive(self.of[peer][turn]);
         }
@@ -204,7 +252,7 @@ impl Engine {
         self.tell();
         for at in 0..self.links.len() {
             let Link { peer, connection, blocked, .. } = self.links[at];
-            if blocked || connection == 0 && self.job.untold(peer) > 0 {
+            if blocked || self.job.has_untold(peer, connection) {
                 self.send(at);
             }
         }
@@ -227,6 +275,7 @@ impl Engine {
 
     /// Moves what can be moved on the connections that are ready.
     pub fn serve_ready(&mut self, fds: &[libc::pollfd]) {
+        self.swept = Instant::now();
         for at in 0..self.links.len() {
             let ready = fds[at].revents;
             if ready & !libc::POLLOUT != 0 {
@@ -295,14 +344,29 @@ impl Engine {
 
     /// Whether everyone has heard that this rank leaves, and whatever this one had to say was written.
     pub fn is_parted(&self) -> bool {
-        self.links.iter().all(|link| {
-            link.closed || self.job.has_farewell(link.peer) && link.tx.is_empty() && !link.blocked
-        })
+        let relayed = self.job.is_relayed();
+        (!relayed || self.job.is_over())
+            && self.links.iter().all(|link| {
+                let parted = relayed || self.job.has_farewell(link.peer);
+                link.closed || parted && link.tx.is_empty() && !link.blocked
+            })
+    }
+
+    /// Says on every connection that nothing more will be written: what was is not lost, though there may be
+    /// bytes here that nobody reads.
+    pub fn shut_all(&mut self) {
+        self.links.iter_mut().filter(|link| !link.shut).for_each(Self::shut);
     }
 
     /// Whether all connections have ended.
     pub fn is_closed(&self) -> bool {
         self.links.iter().all(|link| link.closed)
+    }
+
+    /// Bytes written on each connection to a rank, for tests.
+    #[cfg(test)]
+    pub fn written(&self, peer: usize) -> Vec<usize> {
+        self.of[peer].iter().map(|at| self.links[*at].written).collect()
     }
 
     /// Breaks the connections to a rank, for tests.

@@ -33,6 +33,8 @@ pub enum Kind {
     Farewell = 5,
     /// The job has failed; the bytes say how.
     Failed = 6,
+    /// The sender has taken so many bytes (`number`) from the source, which others stand between.
+    Room = 7,
 }
 
 /// The head of a frame.
@@ -89,6 +91,7 @@ impl Header {
             4 => Kind::Left,
             5 => Kind::Farewell,
             6 => Kind::Failed,
+            7 => Kind::Room,
             _ => return Err("a frame of no known kind"),
         };
         if bytes[1] as usize >= Lane::COUNT || bytes[2] & !CHECKED != 0 || bytes[3] != 0 {
@@ -125,11 +128,11 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded_and_no_bit_may_flip(
-            fields: (u32, u32, u64, u64, u64), kind in 0usize..6, lane in 0u8..8, len in 0u32..=CHUNK as u32,
+            fields: (u32, u32, u64, u64, u64), kind in 0usize..7, lane in 0u8..8, len in 0u32..=CHUNK as u32,
             crc: Option<u32>, flip in 0..HEADER * 8,
         ) {
-            use Kind::{Beat, Credit, Failed, Farewell, Left, Put};
-            let kind = [Put, Credit, Beat, Left, Farewell, Failed][kind];
+            use Kind::{Beat, Credit, Failed, Farewell, Left, Put, Room};
+            let kind = [Put, Credit, Beat, Left, Farewell, Failed, Room][kind];
             let len = match kind { Put => len, Failed => len % (TEXT as u32 + 1), _ => 0 };
             let (from, to, number, offset, total) = fields;
             let header = Header { kind, lane: Lane(lane), from, to, number, offset, total, len, crc };

@@ -93,6 +93,8 @@ fn common_bits(a: IpAddr, b: IpAddr) -> u8 {
 pub struct Interface {
     pub name: String,
     pub address: IpAddr,
+    /// How many first bits its subnet has in common, counted as in an IPv6 address; 128: this address only.
+    pub prefix: u8,
     /// Number of the interface: part of a link-local address, on this host only.
     pub scope: u32,
     pub loopback: bool,
@@ -145,7 +147,11 @@ pub fn all() -> Result<Vec<Interface>> {
             // SAFETY: as above.
             let scope = unsafe { libc::if_nametoindex(entry.ifa_name) };
             let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as libc::c_uint != 0;
-            found.push(Interface { name: name.to_string_lossy().into_owned(), address, scope, loopback });
+            // SAFETY: as above.
+            let mask = unsafe { address_of(entry.ifa_netmask) };
+            let prefix = mask.map_or(128, |mask| prefix_of(address, mask));
+            let name = name.to_string_lossy().into_owned();
+            found.push(Interface { name, address, prefix, scope, loopback });
         }
     }
     // SAFETY: from `getifaddrs`, and not used any more.
@@ -153,11 +159,26 @@ pub fn all() -> Result<Vec<Interface>> {
     Ok(found)
 }
 
+/// Bits of a subnet.
+fn prefix_of(address: IpAddr, mask: IpAddr) -> u8 {
+    match (address, mask) {
+        (IpAddr::V4(_), IpAddr::V4(mask)) => 96 + mask.to_bits().leading_ones() as u8,
+        (IpAddr::V6(_), IpAddr::V6(mask)) => mask.to_bits().leading_ones() as u8,
+        _ => 128,
+    }
+}
+
 /// # Safety
 /// `address` is null, or points to a socket address of the family that it names.
 unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     // SAFETY: the caller's promise.
-    match unsafe { address.as_ref() }?.sa_family.into() {
+    let head = unsafe { address.as_ref() }?;
+    // There, a mask may lack its end.
+    #[cfg(target_vendor = "apple")]
+    if usize::from(head.sa_len) < if head.sa_family == libc::AF_INET6 as u8 { 28 } else { 16 } {
+        return None;
+    }
+    match head.sa_family.into() {
         libc::AF_INET => {
             // SAFETY: of this family; maybe not aligned.
             let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
@@ -229,13 +250,68 @@ pub fn candidates(ours: &[Interface], theirs: &[(IpAddr, u16)]) -> Vec<(SocketAd
     found.into_iter().map(|(_, place, name)| (place, name)).collect()
 }
 
+/// A subnet of two hosts is a cable.
+const CABLE: u8 = 126;
+
+/// The cables to a peer that listens at `theirs`, if there are several: subnets that both ends have, which are
+/// cables by their size, or were `named` by the user. (Of others it is not known whether they are equally fast,
+/// and a put is as slow as its slowest part.) Where to reach the peer over each, and our interface.
+pub fn cables(ours: &[Interface], theirs: &[(IpAddr, u16)], named: bool) -> Vec<(SocketAddr, String)> {
+    let mut found: Vec<(SocketAddr, String)> = Vec::new();
+    for i in ours.iter().filter(|i| (named || i.prefix >= CABLE) && !is_link_local(i.address)) {
+        let there = |(address, port): &(IpAddr, u16)| {
+            let shared =
+                address.is_ipv4() == i.address.is_ipv4() && common_bits(i.address, *address) >= i.prefix;
+            let place = place(*address, *port, 0);
+            (shared && found.iter().all(|(taken, name)| *taken != place && *name != i.name)).then_some(place)
+        };
+        if let Some(place) = theirs.iter().find_map(there) {
+            found.push((place, i.name.clone()));
+        }
+    }
+    if found.len() > 1 { found } else { Vec::new() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn interface(name: &str, address: &str, scope: u32) -> Interface {
         let address: IpAddr = address.parse().unwrap();
-        Interface { name: name.into(), address, scope, loopback: name == "lo" }
+        let prefix = if address.is_ipv4() { 96 + 24 } else { 64 };
+        Interface { name: name.into(), address, prefix, scope, loopback: name == "lo" }
+    }
+
+    #[test]
+    fn two_cables_are_found_and_other_subnets_only_if_named() {
+        let cable = |name, address| Interface { prefix: 126, ..interface(name, address, 1) };
+        let ours = [
+            interface("en0", "192.168.1.20", 1),
+            interface("en0", "fd00::20", 1),
+            cable("en5", "10.0.0.1"),
+            cable("en6", "10.0.0.5"),
+            cable("en7", "10.0.0.9"),
+        ];
+        let theirs: Vec<(IpAddr, u16)> = ["10.0.0.6", "192.168.1.21", "fd00::21", "10.0.0.2"]
+            .iter()
+            .map(|address| (address.parse().unwrap(), 7))
+            .collect();
+        let found = |named, theirs: &[(IpAddr, u16)]| -> Vec<String> {
+            cables(&ours, theirs, named).into_iter().map(|(place, name)| format!("{place} {name}")).collect()
+        };
+        assert_eq!(found(false, &theirs), ["10.0.0.2:7 en5", "10.0.0.6:7 en6"]);
+        assert_eq!(found(true, &theirs), ["192.168.1.21:7 en0", "10.0.0.2:7 en5", "10.0.0.6:7 en6"]);
+        assert_eq!(found(true, &theirs[..1]), [""; 0], "one is nothing to share out over");
+        let prefix = |address: &str, mask: &str| prefix_of(address.parse().unwrap(), mask.parse().unwrap());
+        assert_eq!(prefix("10.0.0.1", "255.255.255.252"), CABLE);
+        assert_eq!(prefix("fe80::1", "ffff:ffff:ffff:ffff::"), 64);
+    }
+
+    #[test]
+    fn the_loopbacks_subnet_is_known() {
+        let all = all().unwrap();
+        let lo = all.iter().find(|i| i.address == IpAddr::V4(Ipv4Addr::LOCALHOST));
+        assert_eq!(lo.map(|i| i.prefix), Some(96 + 8), "{all:?}");
     }
 
     /// K7-05 of the field's cases: a tunnel comes first in the list.

@@ -1,39 +1,34 @@
 //! One rank's knowledge of the job: its peers' lanes, who has left, and how it failed. No I/O, no clock.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::frame::{Header, Kind, TEXT};
-use super::incoming::{Incoming, Place};
-use super::outgoing::Outgoing;
+use super::frame::{CHUNK, Header, Kind};
+use super::incoming::Place;
+use super::peer::{End, Line, Peer};
+use super::relay::Relay;
+use super::routes::Routes;
 use super::rx::Sink;
 use super::tx::Frame;
+use super::window::Window;
+use super::words::{decode, encode};
 use super::{Region, Wrong};
 use crate::error::{Error, Loss, Result};
 use crate::fabric::Lane;
 use crate::fabric::shared::area::Failure;
 
-/// Another rank.
-struct Peer {
-    host: String,
-    /// Its link, for messages.
-    link: String,
-    out: Outgoing,
-    inn: Incoming,
-    /// Frames that go before everything else, by connection.
-    urgent: Vec<VecDeque<Frame>>,
-    /// On how many connections it has said that it leaves.
-    lefts: usize,
-    /// It has heard that this rank leaves.
-    farewell: bool,
-}
-
 /// The job, as one rank sees it.
 pub struct Job {
     me: usize,
-    connections: usize,
     checked: bool,
     peers: Vec<Peer>,
+    /// By rank; without connections where there are none.
+    lines: Vec<Line>,
+    relay: Relay,
+    /// Whether some pair of ranks, perhaps not this one's, has others between.
+    relayed: bool,
+    /// Neighbours for whom something has come in that is to be passed on.
+    touched: BTreeSet<usize>,
     ended: Option<Error>,
     leaving: bool,
     activity: String,
@@ -41,48 +36,30 @@ pub struct Job {
     waiting: Option<(usize, Lane, u64)>,
 }
 
-/// What others are told of a failure, and its exit code.
-fn encode(failure: &Failure) -> (Vec<u8>, u64) {
-    let (kind, code, rank, text) = match failure {
-        Failure::Aborted { by, reason, code } => (0, *code, *by, reason.as_str()),
-        Failure::Gone { rank } => (1, 0, *rank, ""),
-        Failure::Interrupted => (2, 0, 0, ""),
-    };
-    let mut len = text.len().min(TEXT - 2);
-    while !text.is_char_boundary(len) {
-        len -= 1;
-    }
-    let mut bytes = vec![kind, code];
-    bytes.extend_from_slice(&text.as_bytes()[..len]);
-    (bytes, rank as u64)
-}
-
-fn decode(bytes: &[u8], rank: u64, size: usize) -> Option<Failure> {
-    let rank = usize::try_from(rank).ok().filter(|rank| *rank < size)?;
-    let (&[kind, code], text) = bytes.split_first_chunk::<2>()?;
-    match kind {
-        0 => Some(Failure::Aborted { by: rank, reason: String::from_utf8_lossy(text).into_owned(), code }),
-        1 => Some(Failure::Gone { rank }),
-        2 => Some(Failure::Interrupted),
-        _ => None,
-    }
-}
-
 impl Job {
-    /// Rank `me` among ranks with these hosts and links, with so many connections to each.
-    pub fn new(me: usize, names: Vec<(String, String)>, connections: usize, checked: bool) -> Self {
-        let peer = |(rank, (host, link)): (usize, (String, String))| Peer {
-            host,
-            link,
-            out: Outgoing::default(),
-            inn: Incoming::new(rank as u32, me as u32),
-            urgent: (0..connections).map(|_| VecDeque::new()).collect(),
-            lefts: 0,
-            farewell: false,
-        };
-        let peers = names.into_iter().enumerate().map(peer).collect();
-        let (ended, leaving, activity, waiting) = (None, false, String::new(), None);
-        Job { me, connections, checked, peers, ended, leaving, activity, waiting }
+    /// Rank `me` of these; this rank's own entry does not count.
+    pub fn new(me: usize, ends: Vec<End>, routes: &Routes, checked: bool) -> Self {
+        let connections: Vec<usize> = ends.iter().map(|end| end.connections).collect();
+        let mut lines: Vec<Line> = connections.iter().map(|n| Line::new(*n)).collect();
+        let peer = |(rank, end)| Peer::new(me, rank, end, routes.between(me, rank), &connections);
+        let peers: Vec<Peer> = ends.into_iter().enumerate().map(peer).collect();
+        for (rank, peer) in peers.iter().enumerate().filter(|(rank, _)| *rank != me) {
+            lines[peer.next].ends.push(rank);
+        }
+        let relay = Relay::new(routes.through(me), |rank| connections[rank].max(1));
+        Job {
+            me,
+            checked,
+            peers,
+            lines,
+            relay,
+            relayed: !routes.is_direct(),
+            touched: BTreeSet::new(),
+            ended: None,
+            leaving: false,
+            activity: String::new(),
+            waiting: None,
+        }
     }
 
     pub fn size(&self) -> usize {
@@ -90,11 +67,37 @@ impl Job {
     }
 
     pub fn host(&self, rank: usize) -> &str {
-        &self.peers[rank].host
+        &self.peers[rank].end.host
     }
 
     pub fn link(&self, rank: usize) -> &str {
-        &self.peers[rank].link
+        &self.peers[rank].end.link
+    }
+
+    /// How many connections lie between this rank and another.
+    pub fn hops(&self, rank: usize) -> usize {
+        self.peers[rank].between.len() + 1
+    }
+
+    /// The neighbour that what is for `rank` goes to.
+    pub fn next_hop(&self, rank: usize) -> usize {
+        self.peers[rank].next
+    }
+
+    /// Whether some ranks reach each other only through others.
+    pub fn is_relayed(&self) -> bool {
+        self.relayed
+    }
+
+    /// Whether this rank passes frames on.
+    pub fn is_relay(&self) -> bool {
+        self.relay.is_needed()
+    }
+
+    /// The most bytes that this rank holds for any pair of others.
+    #[cfg(test)]
+    pub fn held(&self) -> u64 {
+        self.relay.held()
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -115,6 +118,12 @@ impl Job {
     /// Of how many arms `peer` has not been told.
     pub fn untold(&self, peer: usize) -> usize {
         self.peers[peer].inn.untold()
+    }
+
+    /// Whether someone is to be told of arms over this connection to a neighbour.
+    pub fn has_untold(&self, neighbour: usize, connection: usize) -> bool {
+        let peers = self.lines[neighbour].ends.iter().map(|end| &self.peers[*end]);
+        peers.filter(|peer| peer.main() == connection).any(|peer| peer.inn.untold() > 0)
     }
 
     /// The next arm of `from` to wait for, and the next to make.
@@ -139,75 +148,141 @@ impl Job {
         self.peers[to as usize].out.written(lane, number);
     }
 
-    /// The next frame for a connection to `to`.
+    /// The next frame for a connection to a neighbour.
     pub fn next(&mut self, to: usize, connection: usize) -> Option<Frame> {
-        let peer = &mut self.peers[to];
-        if let Some(frame) = peer.urgent[connection].pop_front() {
-            return Some(frame);
+        let urgent = self.lines[to].urgent[connection].pop_front();
+        if urgent.is_some() || self.ended.is_some() {
+            return urgent;
         }
-        if self.ended.is_some() || peer.lefts == self.connections {
+        self.credit(to, connection)
+            .or_else(|| self.relay.quick(to, connection))
+            .or_else(|| self.in_turn(to, connection))
+    }
+
+    /// Tells of the next arm.
+    fn credit(&mut self, to: usize, connection: usize) -> Option<Frame> {
+        for &end in &self.lines[to].ends {
+            let peer = &mut self.peers[end];
+            let full = peer.window.as_ref().is_some_and(|window| window.most().is_none());
+            if full || peer.has_left() || peer.main() != connection {
+                continue;
+            }
+            if let Some(header) = peer.inn.credit() {
+                if let Some(window) = &mut peer.window {
+                    window.sends(0);
+                }
+                return Some(Frame::own(header, Vec::new()));
+            }
+        }
+        None
+    }
+
+    /// A piece of a put to one of those that are reached over this connection, or of what others send over it.
+    fn in_turn(&mut self, to: usize, connection: usize) -> Option<Frame> {
+        let parties = self.lines[to].ends.len() + 1;
+        for turn in 1..=parties {
+            let at = (self.lines[to].served + turn) % parties;
+            let frame = match self.lines[to].ends.get(at) {
+                Some(&end) => self.piece(end, connection),
+                None => self.relay.bulk(to, connection),
+            };
+            if frame.is_some() {
+                self.lines[to].served = at;
+                return frame;
+            }
+        }
+        None
+    }
+
+    fn piece(&mut self, end: usize, connection: usize) -> Option<Frame> {
+        let peer = &mut self.peers[end];
+        if peer.has_left() || peer.stream.is_some_and(|stream| stream != connection) {
             return None;
         }
-        if connection == 0
-            && let Some(header) = peer.inn.credit()
-        {
-            return Some(Frame::own(header, Vec::new()));
-        }
-        match peer.out.piece(self.me as u32, to as u32) {
-            Ok(piece) => piece.map(|piece| Frame::put(piece, self.checked)),
+        let most = peer.window.as_ref().map_or(Some(CHUNK), Window::most)?;
+        match peer.out.piece(self.me as u32, end as u32, most) {
+            Ok(None) => None,
+            Ok(Some(piece)) => {
+                if let Some(window) = &mut peer.window {
+                    window.sends(piece.region.len);
+                }
+                Some(Frame::put(piece, self.checked))
+            }
             Err(wrong) => {
-                self.wrong(to, wrong);
-                self.peers[to].urgent[connection].pop_front()
+                self.wrong(end, wrong);
+                let next = self.next_hop(end);
+                self.lines[next].urgent[connection].pop_front()
             }
         }
     }
 
-    /// Shows `to` that this rank lives.
+    /// Something for `rank` that goes before everything else.
+    fn say(&mut self, rank: usize, connection: usize, header: Header) {
+        let next = self.next_hop(rank);
+        self.lines[next].urgent[connection].push_back(Frame::own(header, Vec::new()));
+    }
+
+    /// Shows a neighbour that this rank lives.
     pub fn beat(&mut self, to: usize, connection: usize) {
-        let frame = Frame::own(Header::empty(Kind::Beat, self.me as u32, to as u32), Vec::new());
-        self.peers[to].urgent[connection].push_back(frame);
+        self.say(to, connection, Header::empty(Kind::Beat, self.me as u32, to as u32));
+    }
+
+    /// A neighbour for whom something has come in that is to be passed on; once.
+    pub fn touched(&mut self) -> Option<usize> {
+        self.touched.pop_first()
+    }
+
+    /// Whether there is one.
+    pub fn has_touched(&self) -> bool {
+        !self.touched.is_empty()
     }
 
     // ---- leaving ----
 
     /// Whether everything put has been written, but to those who have left.
     pub fn is_drained(&mut self) -> bool {
-        for peer in &mut self.peers {
-            if peer.lefts == self.connections {
-                peer.out.forget();
-            }
+        for peer in self.peers.iter_mut().filter(|peer| peer.has_left()) {
+            peer.out.forget();
         }
-        self.peers.iter().all(|peer| peer.out.is_empty() && peer.inn.untold() == 0 || self.has_left(peer))
-    }
-
-    fn has_left(&self, peer: &Peer) -> bool {
-        peer.lefts == self.connections
+        self.peers.iter().all(|peer| peer.out.is_empty() && peer.inn.untold() == 0 || peer.has_left())
     }
 
     /// Tells everyone that nothing more will be put. All of it must have been written.
     pub fn leave(&mut self) {
         self.leaving = true;
         for to in self.others() {
-            for connection in 0..self.connections {
-                let frame = Frame::own(Header::empty(Kind::Left, self.me as u32, to as u32), Vec::new());
-                self.peers[to].urgent[connection].push_back(frame);
+            let left = Header::empty(Kind::Left, self.me as u32, to as u32);
+            match self.peers[to].stream {
+                Some(stream) => self.say(to, stream, left),
+                None => (0..self.peers[to].end.connections).for_each(|stream| self.say(to, stream, left)),
             }
         }
     }
 
     /// Whether `rank` has left.
     pub fn is_left(&self, rank: usize) -> bool {
-        self.has_left(&self.peers[rank])
+        self.peers[rank].has_left()
     }
 
-    /// Whether a connection to `rank` may end now.
-    pub fn may_go(&self, rank: usize) -> bool {
-        self.ended.is_some() || self.is_left(rank) || self.leaving && self.peers[rank].farewell
+    /// Whether the connections to a neighbour may end now. Where ranks pass frames on, they do not before
+    /// everyone who is reached over them has left, and so has this rank.
+    pub fn may_go(&self, neighbour: usize) -> bool {
+        let peer = &self.peers[neighbour];
+        if self.ended.is_some() || !self.relayed {
+            return self.ended.is_some() || peer.has_left() || self.leaving && peer.farewell;
+        }
+        let parted = |end: &usize| self.peers[*end].has_left() && self.peers[*end].farewell;
+        self.lines[neighbour].ends.iter().all(parted) && self.relay.is_over_with(neighbour)
     }
 
     /// Whether `rank` has heard that this one leaves.
     pub fn has_farewell(&self, rank: usize) -> bool {
         self.peers[rank].farewell
+    }
+
+    /// Where ranks pass frames on: whether everyone has left, and nothing is left to be passed on.
+    pub fn is_over(&self) -> bool {
+        self.relay.is_over() && self.others().all(|rank| self.is_left(rank) && self.has_farewell(rank))
     }
 
     // ---- failure ----
@@ -227,12 +302,18 @@ impl Job {
 
     fn lost_error(&self, rank: usize, loss: Loss, after: Duration) -> Error {
         let mut waiting_for = self.activity.clone();
-        if let Some((_, lane, number)) = self.waiting.filter(|(peer, ..)| *peer == rank) {
+        if let Some((peer, lane, number)) = self.waiting {
+            let put = format!("put {number} on the {lane} lane");
             let sep = if waiting_for.is_empty() { "" } else { ", " };
-            waiting_for += &format!("{sep}put {number} on the {lane} lane");
+            if peer == rank {
+                waiting_for += &format!("{sep}{put}");
+            } else if self.peers[peer].between.contains(&rank) {
+                let host = self.host(peer);
+                waiting_for +=
+                    &format!("{sep}{put} between this rank and rank {peer} ({host}), which goes through it");
+            }
         }
-        let Peer { host, link, .. } = &self.peers[rank];
-        let (host, link) = (host.clone(), link.clone());
+        let End { host, link, .. } = self.peers[rank].end.clone();
         Error::PeerLost { rank, host, link, loss, after, waiting_for, by: self.me }
     }
 
@@ -244,10 +325,11 @@ impl Job {
         }
         self.ended = Some(error.clone());
         let (bytes, number) = encode(failure);
-        for to in self.others() {
+        // Neighbours tell theirs.
+        for (to, line) in self.lines.iter_mut().enumerate() {
             let header = Header { number, ..Header::empty(Kind::Failed, self.me as u32, to as u32) };
             // On each connection, for each is closed behind it.
-            for urgent in &mut self.peers[to].urgent {
+            for urgent in &mut line.urgent {
                 urgent.clear();
                 urgent.push_back(Frame::own(header, bytes.clone()));
             }
@@ -290,64 +372,97 @@ impl Job {
         let error = match wrong {
             Wrong::Program(what) => Error::Internal(what),
             Wrong::Corrupt(what) => {
-                let Peer { host, link, .. } = &self.peers[rank];
-                Error::Corrupt { what, rank, host: host.clone(), link: link.clone(), by: self.me }
+                let End { host, link, .. } = self.peers[rank].end.clone();
+                Error::Corrupt { what, rank, host, link, by: self.me }
             }
         };
         self.fail(error)
     }
 
-    /// Takes what comes on a connection from `rank`.
-    pub fn arrivals(&mut self, rank: usize) -> Arrivals<'_> {
-        Arrivals { job: self, rank }
+    /// Takes what comes on a connection from a neighbour.
+    pub fn arrivals(&mut self, neighbour: usize) -> Arrivals<'_> {
+        Arrivals { job: self, neighbour }
+    }
+
+    /// A frame for this rank has come from `neighbour`: whether it comes the right way.
+    fn expects(&self, header: &Header, neighbour: usize) -> bool {
+        let from = header.from as usize;
+        let own = matches!(header.kind, Kind::Beat | Kind::Failed);
+        match self.peers.get(from) {
+            _ if from == self.me => false,
+            Some(peer) if peer.window.is_some() => !own && peer.next == neighbour,
+            Some(_) => header.kind != Kind::Room && from == neighbour,
+            None => false,
+        }
     }
 }
 
-/// Takes frames that come on a connection from one rank.
+/// Takes frames that come on a connection from a neighbour.
 pub struct Arrivals<'a> {
     job: &'a mut Job,
-    rank: usize,
+    neighbour: usize,
 }
 
 impl Sink for Arrivals<'_> {
     fn accept(&mut self, header: &Header) -> std::result::Result<Place, Wrong> {
-        if (header.from as usize, header.to as usize) != (self.rank, self.job.me) {
+        let job = &mut *self.job;
+        if header.to as usize != job.me {
+            job.relay.accept(header, self.neighbour)?;
+        } else if !job.expects(header, self.neighbour) {
             return Err(Wrong::Corrupt(format!(
                 "a frame of rank {} for rank {}, which does not pass here,",
                 header.from, header.to
             )));
+        } else if header.kind == Kind::Put {
+            return job.peers[header.from as usize].inn.accept(header);
         }
-        match header.kind {
-            Kind::Put => self.job.peers[self.rank].inn.accept(header),
-            _ => Ok(Place::Kept(vec![0; header.len as usize])),
-        }
+        Ok(Place::Kept(vec![0; header.len as usize]))
     }
 
     fn landed(&mut self, header: &Header, place: Place) -> std::result::Result<(), Wrong> {
-        let (me, connections, size) = (self.job.me as u32, self.job.connections, self.job.size());
-        let peer = &mut self.job.peers[self.rank];
+        let (job, from) = (&mut *self.job, header.from as usize);
+        if header.to as usize != job.me {
+            if let Place::Kept(bytes) = place {
+                job.touched.extend(job.relay.landed(header, bytes));
+            }
+            return Ok(());
+        }
+        let (me, size) = (job.me as u32, job.size());
+        let peer = &mut job.peers[from];
+        let main = peer.main();
         match (header.kind, place) {
             (Kind::Put, place) => peer.inn.landed(header, place),
             (Kind::Credit, _) => peer.out.credit(header.lane, header.number, header.total)?,
             (Kind::Beat, _) => {}
+            (Kind::Room, _) => {
+                if let Some(window) = &mut peer.window {
+                    window.acknowledge(header.number)?;
+                }
+            }
             (Kind::Left, _) => {
-                peer.lefts += 1;
-                if peer.lefts > connections {
+                if peer.has_left() {
                     return Err(Wrong::Corrupt("a second farewell".into()));
                 }
-                if peer.lefts == connections {
-                    let header = Header::empty(Kind::Farewell, me, header.from);
-                    peer.urgent[0].push_back(Frame::own(header, Vec::new()));
+                peer.lefts += 1;
+                if peer.has_left() {
+                    job.say(from, main, Header::empty(Kind::Farewell, me, header.from));
                 }
             }
             (Kind::Farewell, _) => peer.farewell = true,
             (Kind::Failed, Place::Kept(bytes)) => match decode(&bytes, header.number, size) {
                 Some(failure) => {
-                    self.job.abort(&failure);
+                    job.abort(&failure);
                 }
                 None => return Err(Wrong::Corrupt("a garbled farewell".into())),
             },
             (Kind::Failed, Place::Armed(_)) => {}
+        }
+        if matches!(header.kind, Kind::Put | Kind::Credit)
+            && let Some(window) = &mut job.peers[from].window
+            && let Some(taken) = window.takes(header.len as usize)
+        {
+            let room = Header { number: taken, ..Header::empty(Kind::Room, me, header.from) };
+            job.say(from, main, room);
         }
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! Ranks as processes of any hosts, over TCP.
 //!
 //! Every pair of ranks has a connection (or several), over interfaces that [`Options::on`] allows; each is
-//! proven with the job's secret before a byte of it counts. What travels is **authenticated at connect, not
+//! proven with the job's secret before a byte of it counts. Ranks that do not reach each other (a chain or
+//! ring of cables, with no switch) do so through ranks in between, which pass bytes on while they compute,
+//! and stay until all have left. What travels is **authenticated at connect, not
 //! encrypted**: whoever can write into an established connection can change what is computed (a checksum
 //! finds accidents, not intent). Use a network that is yours, or a VPN between the hosts.
 //!
@@ -16,13 +18,20 @@ mod incoming;
 pub(super) mod interfaces;
 mod job;
 mod outgoing;
+mod peer;
 mod region;
+mod relay;
+#[cfg(test)]
+mod relay_tests;
+mod routes;
 mod rx;
 mod setup;
 mod socket;
 #[cfg(test)]
 mod tests;
 mod tx;
+mod window;
+mod words;
 
 pub use interfaces::On;
 
@@ -47,10 +56,15 @@ pub struct Options {
     /// Interfaces that carry data. Empty: all but tunnels and loopback, or loopback if all ranks are on one
     /// host.
     pub on: Vec<On>,
-    /// Connections between each two ranks: long puts are spread over them. 1 to 16, on all ranks the same.
+    /// Connections between each two ranks, over each cable (a subnet of two hosts, or one of several named in
+    /// `on` that both have) if there are several: long puts are spread over them. 1 to 16, on all ranks the
+    /// same.
     pub connections: usize,
     /// Whether what this rank puts is protected by a CRC32C.
     pub checksums: bool,
+    /// Which ranks may be connected: rank `a` and a lower `b` if `reach[a][b]`; on all ranks the same. `None`:
+    /// all that reach each other. For cabling that is known, and for trying one out.
+    pub reach: Option<Vec<Vec<bool>>>,
 }
 
 impl Default for Options {
@@ -61,6 +75,7 @@ impl Default for Options {
             on: Vec::new(),
             connections: 1,
             checksums: true,
+            reach: None,
         }
     }
 }
@@ -68,8 +83,8 @@ impl Default for Options {
 /// Connects this rank with all others. Collective.
 ///
 /// # Errors
-/// [`crate::Error::Unreachable`], on every rank, with each pair of ranks that do not reach each other, their
-/// hosts and the addresses that were tried; [`crate::Error::Argument`] when no interface is allowed.
+/// [`crate::Error::Unreachable`], on every rank, when some do not reach each other, not even through others:
+/// with each such island, each pair that is not connected, their hosts and the addresses that were tried; [`crate::Error::Argument`] when no interface is allowed.
 ///
 /// ```
 /// use fulmen::fabric::rendezvous::{Secret, in_process};
@@ -104,9 +119,12 @@ pub fn connect(
 
 fn endpoint(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Options) -> Result<Endpoint> {
     let rank = rendezvous.rank();
-    let connected = setup::connect(rendezvous, secret, options)?;
+    start(rank, setup::connect(rendezvous, secret, options)?, options)
+}
+
+fn start(rank: usize, connected: setup::Connected, options: &Options) -> Result<Endpoint> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let job = Job::new(rank, connected.names, options.connections.clamp(1, 16), options.checksums);
+    let job = Job::new(rank, connected.ends, &connected.routes, options.checksums);
     let engine = Engine::new(job, connected.links, options.bounds);
     Endpoint::start(rank, engine, options.bounds, connected.here > cores)
 }

@@ -36,17 +36,20 @@ impl LaneOut {
         self.next - self.puts.len() as u64
     }
 
-    /// The put that may send a piece now.
-    fn ready(&self) -> Option<u64> {
+    /// The put that may send a piece now, of at most so many bytes.
+    fn ready(&self, most: usize) -> Option<u64> {
         let first = self.first();
         // The one that has started, if any, is the last before `start`.
         if self.start > first {
             let last = &self.puts[(self.start - 1 - first) as usize];
             if !last.complete {
-                return Some(self.start - 1);
+                return (CHUNK.min(last.region.len - last.handed) <= most).then_some(self.start - 1);
             }
         }
         let put = self.puts.get((self.start - first) as usize)?;
+        if CHUNK.min(put.region.len) > most {
+            return None;
+        }
         let eager = put.region.len <= EAGER && self.start < self.credited.saturating_add(WINDOW);
         (self.start < self.credited || eager).then_some(self.start)
     }
@@ -91,11 +94,12 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The next piece to send from rank `from` to rank `to`, if any may go: one of each lane in turn.
-    pub fn piece(&mut self, from: u32, to: u32) -> Result<Option<Piece>, Wrong> {
+    /// The next piece of at most `most` bytes to send from rank `from` to rank `to`, if any may go: one of
+    /// each lane in turn.
+    pub fn piece(&mut self, from: u32, to: u32, most: usize) -> Result<Option<Piece>, Wrong> {
         for turn in 1..=Lane::COUNT {
             let at = (self.served + turn) % Lane::COUNT;
-            let Some(number) = self.lanes[at].ready() else { continue };
+            let Some(number) = self.lanes[at].ready(most) else { continue };
             self.served = at;
             return self.cut(at, number, from, to).map(Some);
         }

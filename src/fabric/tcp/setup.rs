@@ -1,7 +1,7 @@
 //! From a rendezvous to connections between all pairs of ranks, tested, before work starts.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use super::Options;
 use super::engine::Link;
 use super::interfaces::{self, Interface};
+use super::peer::End;
+use super::routes::Routes;
 use super::socket;
 use crate::error::{Error, Result};
 use crate::fabric::host_name;
-use crate::fabric::rendezvous::door::{Door, knock, refused};
+use crate::fabric::rendezvous::door::{Door, Refusal, knock, refused};
 use crate::fabric::rendezvous::handshake::{Hello, Purpose};
 use crate::fabric::rendezvous::{Rendezvous, Secret};
 
@@ -25,8 +27,9 @@ const TRIES: usize = 3;
 /// What came of it.
 pub struct Connected {
     pub links: Vec<Link>,
-    /// Host and link of each rank.
-    pub names: Vec<(String, String)>,
+    /// Each rank.
+    pub ends: Vec<End>,
+    pub routes: Routes,
     /// Ranks that share this host's cores.
     pub here: usize,
 }
@@ -99,13 +102,43 @@ struct Here<'a> {
     size: usize,
     secret: &'a Secret,
     connections: usize,
+    reach: Option<&'a [Vec<bool>]>,
+    /// The user has named the interfaces.
+    named: bool,
     ours: Vec<Interface>,
     until: Instant,
 }
 
 impl Here<'_> {
+    fn knock(&self, address: SocketAddr, peer: usize, link: u16) -> std::result::Result<TcpStream, Refusal> {
+        let (from, to, size) = (self.rank as u32, peer as u32, self.size as u32);
+        let hello = Hello { purpose: Purpose::Link, from, to, size, link };
+        knock(address, self.secret, &hello, self.until.min(Instant::now() + TRY))
+    }
+
+    /// Connects to a peer that several cables lead to, over those of them that work.
+    fn over_cables(&self, peer: usize, theirs: &[(IpAddr, u16)]) -> Vec<Made> {
+        let mut made: Vec<Made> = Vec::new();
+        for (address, name) in interfaces::cables(&self.ours, theirs, self.named) {
+            for _ in 0..self.connections {
+                let link = made.len() as u16;
+                let Ok(stream) = self.knock(address, peer, link) else { break };
+                made.push((peer, link, stream, name.clone()));
+            }
+        }
+        made
+    }
+
     /// Connects to one peer; on failure says what became of each address.
     fn reach(&self, peer: usize, theirs: &[(IpAddr, u16)]) -> std::result::Result<Vec<Made>, String> {
+        let allowed = |reach: &[Vec<bool>]| reach.get(self.rank).and_then(|row| row.get(peer)) == Some(&true);
+        if !self.reach.is_none_or(allowed) {
+            return Err("not to be connected".into());
+        }
+        let made = self.over_cables(peer, theirs);
+        if !made.is_empty() {
+            return Ok(made);
+        }
         let candidates = interfaces::candidates(&self.ours, theirs);
         let mut said = Vec::new();
         for attempt in 0..TRIES {
@@ -113,14 +146,7 @@ impl Here<'_> {
             'candidates: for (address, name) in &candidates {
                 let mut made = Vec::new();
                 for link in 0..self.connections as u16 {
-                    let hello = Hello {
-                        purpose: Purpose::Link,
-                        from: self.rank as u32,
-                        to: peer as u32,
-                        size: self.size as u32,
-                        link,
-                    };
-                    match knock(*address, self.secret, &hello, self.until.min(Instant::now() + TRY)) {
+                    match self.knock(*address, peer, link) {
                         Ok(stream) => made.push((peer, link, stream, name.clone())),
                         Err(e) => {
                             said.push(format!("{address} over {name}: {e}"));
@@ -168,11 +194,21 @@ impl Here<'_> {
     }
 }
 
-/// Everybody connects to everybody.
+/// Everybody connects to everybody. Pairs that cannot are given a route through others.
 ///
 /// # Errors
-/// [`Error::Unreachable`] with every pair that does not reach each other, on every rank.
+/// [`Error::Unreachable`] on every rank, when there is none.
 pub fn connect(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Options) -> Result<Connected> {
+    connect_on(rendezvous, secret, options, interfaces::all())
+}
+
+/// As [`connect`], on a host with these interfaces.
+pub fn connect_on(
+    rendezvous: &mut dyn Rendezvous,
+    secret: &Secret,
+    options: &Options,
+    all: Result<Vec<Interface>>,
+) -> Result<Connected> {
     let (rank, size) = (rendezvous.rank(), rendezvous.size());
     let until = Instant::now() + options.start;
     let places = rendezvous.all_gather(&Place::here().encode())?;
@@ -184,7 +220,7 @@ pub fn connect(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Optio
     let here = places.iter().filter(|p| p.kernel == me.kernel).count();
 
     // A rank without a network still takes part in what follows, so that all hear of it.
-    let listening = interfaces::all()
+    let listening = all
         .and_then(|all| interfaces::choose(&all, &options.on, one_host))
         .and_then(|ours| listen(&ours).map(|(listeners, told)| (ours, listeners, told)));
     let (ours, listeners, mut told, problem) = match listening {
@@ -209,7 +245,16 @@ pub fn connect(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Optio
     }
 
     let names: Vec<(IpAddr, String)> = ours.iter().map(|i| (i.address, i.name.clone())).collect();
-    let here_now = Here { rank, size, secret, connections, ours, until };
+    let here_now = Here {
+        rank,
+        size,
+        secret,
+        connections,
+        reach: options.reach.as_deref(),
+        named: !options.on.is_empty(),
+        ours,
+        until,
+    };
     let mut door = Door::new(listeners, secret, Purpose::Link, rank, size)?;
     let stop = AtomicBool::new(false);
     let (made, admitted, reports) = std::thread::scope(|scope| {
@@ -228,22 +273,18 @@ pub fn connect(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Optio
             report = format!("rank {rank} ({}): {e}\n", hosts[rank]);
         }
         // Whoever says here that it is connected was welcomed, by us too.
-        let reports = rendezvous.all_gather(report.as_bytes());
+        let reports = rendezvous.all_gather(&Report::of(&made, &report).encode());
         stop.store(true, Ordering::Relaxed);
         let admitted = serving.ok().and_then(|thread| thread.join().ok()).unwrap_or_default();
         (made, admitted, reports)
     });
-    let reports: String = reports?.iter().map(|bytes| String::from_utf8_lossy(bytes)).collect();
-    if !reports.is_empty() {
-        if let Some(e @ Error::Argument { .. }) = problem {
-            return Err(e);
-        }
-        return Err(Error::Unreachable {
-            what: format!("not all ranks reach each other:\n{}", reports.trim_end()),
-            remedy: "name the interface or subnet that connects all hosts, or open their firewalls for it"
-                .into(),
-        });
-    }
+    let reports: Option<Vec<Report>> = reports?.iter().map(|bytes| Report::decode(bytes)).collect();
+    let reports = reports.ok_or_else(|| garbled("who is connected"))?;
+    let links = |a: usize, b: usize| reports[a.max(b)].links(a.min(b));
+    let routes = Routes::new(size, |a, b| links(a, b) > 0).map_err(|islands| match &problem {
+        Some(e @ Error::Argument { .. }) => e.clone(),
+        _ => split(&islands, &hosts, &reports),
+    })?;
 
     let mut all: HashMap<(usize, u16), (TcpStream, String)> = HashMap::new();
     for (peer, link, stream, name) in made {
@@ -256,34 +297,110 @@ pub fn connect(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Optio
         // A second one of the same number: the first was given up.
         all.insert((hello.from as usize, hello.link), (stream, name));
     }
-    finish(all, hosts, rank, connections, here)
+    let links = (0..size).map(|peer| if peer == rank { 0 } else { links(rank, peer) }).collect();
+    let (links, ends) = finish(all, &hosts, rank, links, &routes)?;
+    Ok(Connected { links, ends, routes, here })
+}
+
+/// Some ranks do not reach each other, whichever way.
+fn split(islands: &[Vec<usize>], hosts: &[String], reports: &[Report]) -> Error {
+    let island = |ranks: &Vec<usize>| {
+        let names: Vec<String> = ranks.iter().map(|rank| format!("{rank} ({})", hosts[*rank])).collect();
+        format!("  {}\n", names.join(", "))
+    };
+    let (islands, pairs): (String, String) =
+        (islands.iter().map(island).collect(), reports.iter().map(|report| report.text.as_str()).collect());
+    Error::Unreachable {
+        what: format!(
+            "not all ranks reach each other, not even through others; these do, each among themselves:\n{islands}\
+             and these pairs are not connected:\n{}",
+            pairs.trim_end()
+        ),
+        remedy: "name the interface or subnet that connects all hosts, or open their firewalls for it".into(),
+    }
+}
+
+/// What a rank tells the others of its connections to lower ones.
+struct Report {
+    /// How many each has.
+    links: Vec<(usize, usize)>,
+    /// Of those that are not reached.
+    text: String,
+}
+
+impl Report {
+    fn of(made: &[Made], text: &str) -> Self {
+        let mut links: Vec<(usize, usize)> = Vec::new();
+        for (peer, ..) in made {
+            match links.iter_mut().find(|(rank, _)| rank == peer) {
+                Some((_, count)) => *count += 1,
+                None => links.push((*peer, 1)),
+            }
+        }
+        Report { links, text: text.into() }
+    }
+
+    fn links(&self, peer: usize) -> usize {
+        self.links.iter().find(|(rank, _)| *rank == peer).map_or(0, |(_, count)| *count)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let links: Vec<String> = self.links.iter().map(|(peer, count)| format!("{peer}:{count}")).collect();
+        format!("{}\n{}", links.join(" "), self.text).into_bytes()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (links, text) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
+        let link = |word: &str| {
+            let (peer, count) = word.split_once(':')?;
+            Some((peer.parse().ok()?, count.parse().ok()?))
+        };
+        let links = links.split_whitespace().map(link).collect::<Option<_>>()?;
+        Some(Report { links, text: text.into() })
+    }
+}
+
+/// How a rank behind others is reached, for messages.
+fn through(between: &[usize], hosts: &[String]) -> String {
+    let names: Vec<String> = between.iter().map(|rank| format!("rank {rank} ({})", hosts[*rank])).collect();
+    format!("tcp through {}", names.join(" and "))
 }
 
 fn finish(
     mut all: HashMap<(usize, u16), (TcpStream, String)>,
-    hosts: Vec<String>,
+    hosts: &[String],
     rank: usize,
-    connections: usize,
-    here: usize,
-) -> Result<Connected> {
-    let (mut links, mut names) = (Vec::new(), Vec::new());
-    for (peer, host) in hosts.into_iter().enumerate() {
-        let mut link = String::from("itself");
-        for connection in (0..connections).filter(|_| peer != rank) {
+    counts: Vec<usize>,
+    routes: &Routes,
+) -> Result<(Vec<Link>, Vec<End>)> {
+    let (mut links, mut ends) = (Vec::new(), Vec::new());
+    for (peer, connections) in counts.into_iter().enumerate() {
+        let host = &hosts[peer];
+        let between = routes.between(rank, peer);
+        let mut ways = Vec::new();
+        for connection in 0..connections {
             let (stream, name) = all.remove(&(peer, connection as u16)).ok_or_else(|| {
                 Error::Internal(format!("connection {connection} of rank {rank} to rank {peer} is missing"))
             })?;
             let prepared = socket::prepare(&stream).and_then(|()| {
                 let (from, to) = (stream.local_addr()?, stream.peer_addr()?);
-                Ok(format!("tcp over {name} ({} to {})", from.ip(), to.ip()))
+                Ok(format!("{name} ({} to {})", from.ip(), to.ip()))
             });
-            link = prepared.map_err(|e| Error::Unreachable {
+            let way = prepared.map_err(|e| Error::Unreachable {
                 what: format!("the connection of rank {rank} to rank {peer} ({host}): {e}"),
                 remedy: "it was closed at once: look at what that rank says".into(),
             })?;
+            if !ways.contains(&way) {
+                ways.push(way);
+            }
             links.push(Link::new(stream, peer, connection));
         }
-        names.push((host, link));
+        let link = match connections {
+            0 if peer == rank => "itself".into(),
+            0 => through(&between, hosts),
+            _ => format!("tcp over {}", ways.join(" and ")),
+        };
+        ends.push(End { host: host.clone(), link, connections });
     }
-    Ok(Connected { links, names, here })
+    Ok((links, ends))
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::frame::{CHUNK, EAGER, HEADER, Header, Kind};
 use super::job::Job;
+use super::peer::End;
 use super::region::Region;
+use super::routes::Routes;
 use super::rx::Rx;
 use super::tx::Tx;
 use super::{Options, endpoint};
@@ -15,45 +17,77 @@ use crate::fabric::mem::pages::Pages;
 use crate::fabric::rendezvous::{Secret, in_process};
 use crate::fabric::{Bounds, Buf, Fabric, Lane, Memory};
 
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
     /// Of bytes that a system call moves: few or many.
-    fn amount(&mut self) -> usize {
+    pub fn amount(&mut self) -> usize {
         let most = [3, 100, 400_000][self.below(3)];
         1 + self.below(most)
     }
 }
 
-fn memory(len: usize) -> Arc<Memory> {
+pub fn memory(len: usize) -> Arc<Memory> {
     let pages = Pages::new(len).unwrap();
     // SAFETY: zeroed pages of that length, kept by the owner and known only here.
     Arc::new(unsafe { Memory::new(pages.as_ptr(), len, Box::new(pages)) })
 }
 
-fn bytes(memory: &Memory) -> &[u8] {
+pub fn bytes(memory: &Memory) -> &[u8] {
     // SAFETY: as long as the memory; the tests do not write while they look.
     unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()) }
 }
 
-fn message(seed: u64, len: usize) -> Arc<Memory> {
+pub fn message(seed: u64, len: usize) -> Arc<Memory> {
     let memory = memory(len);
     let mut random = Random(seed << 8 | 0x55);
     let mut words: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
     words.truncate(len);
     Region::new(&memory, &(0..len)).unwrap().fill(&words);
     memory
+}
+
+/// The next `most` bytes that a rank would write on a connection.
+pub fn write(job: &mut Job, tx: &mut Tx, (peer, connection): (usize, usize), most: usize) -> Vec<u8> {
+    while tx.has_room()
+        && let Some(frame) = job.next(peer, connection)
+    {
+        tx.push(frame);
+    }
+    let mut vecs = Tx::no_bytes();
+    let n = tx.bytes(&mut vecs);
+    let mut out = Vec::new();
+    for v in &vecs[..n] {
+        let take = v.iov_len.min(most - out.len());
+        // SAFETY: what `Tx` gives is valid for reads.
+        out.extend_from_slice(unsafe { std::slice::from_raw_parts(v.iov_base.cast::<u8>(), take) });
+    }
+    tx.wrote(out.len(), |to, lane, number| job.written(to, lane, number));
+    out
+}
+
+/// A rank receives what fits of `incoming`, which is all that the state machine takes at a time.
+pub fn read(job: &mut Job, rx: &mut Rx, peer: usize, incoming: &[u8]) -> Result<usize, super::Wrong> {
+    let mut used = 0;
+    for v in rx.room() {
+        let take = v.iov_len.min(incoming.len() - used);
+        // SAFETY: what `Rx` gives is valid for writes of its length.
+        unsafe { std::ptr::copy_nonoverlapping(incoming[used..].as_ptr(), v.iov_base.cast(), take) };
+        used += take;
+    }
+    rx.received(used, &mut job.arrivals(peer))?;
+    Ok(used)
 }
 
 /// One rank of two, and its connections to the other.
@@ -67,9 +101,9 @@ struct Side {
 
 impl Side {
     fn new(me: usize, connections: usize) -> Self {
-        let names = vec![("here".to_owned(), "wire".to_owned()); 2];
+        let end = End { host: "here".into(), link: "wire".into(), connections };
         Side {
-            job: Job::new(me, names, connections, true),
+            job: Job::new(me, vec![end; 2], &Routes::default(), true),
             rx: (0..connections).map(|_| Rx::new()).collect(),
             tx: (0..connections).map(|_| Tx::default()).collect(),
             wire: vec![VecDeque::new(); connections],
@@ -78,36 +112,11 @@ impl Side {
 
     /// The next `most` bytes that this side would write.
     fn write(&mut self, peer: usize, connection: usize, most: usize) -> Vec<u8> {
-        let tx = &mut self.tx[connection];
-        while tx.has_room()
-            && let Some(frame) = self.job.next(peer, connection)
-        {
-            tx.push(frame);
-        }
-        let mut vecs = Tx::no_bytes();
-        let n = tx.bytes(&mut vecs);
-        let mut out = Vec::new();
-        for v in &vecs[..n] {
-            let take = v.iov_len.min(most - out.len());
-            // SAFETY: what `Tx` gives is valid for reads.
-            out.extend_from_slice(unsafe { std::slice::from_raw_parts(v.iov_base.cast::<u8>(), take) });
-        }
-        tx.wrote(out.len(), |to, lane, number| self.job.written(to, lane, number));
-        out
+        write(&mut self.job, &mut self.tx[connection], (peer, connection), most)
     }
 
-    /// Receives what fits of `incoming`, which has to be all that the state machine takes at a time.
     fn read(&mut self, peer: usize, connection: usize, incoming: &[u8]) -> Result<usize, super::Wrong> {
-        let rx = &mut self.rx[connection];
-        let mut used = 0;
-        for v in rx.room() {
-            let take = v.iov_len.min(incoming.len() - used);
-            // SAFETY: what `Rx` gives is valid for writes of its length.
-            unsafe { std::ptr::copy_nonoverlapping(incoming[used..].as_ptr(), v.iov_base.cast(), take) };
-            used += take;
-        }
-        rx.received(used, &mut self.job.arrivals(peer))?;
-        Ok(used)
+        read(&mut self.job, &mut self.rx[connection], peer, incoming)
     }
 
     fn read_all(&mut self, peer: usize, connection: usize, mut incoming: &[u8]) -> Result<(), super::Wrong> {
@@ -329,14 +338,15 @@ fn random_bytes_and_headers() {
         } else {
             // Headers with a right checksum and any fields, most of them plausible.
             for _ in 0..1 + random.below(4) {
-                let kinds = [Kind::Put, Kind::Credit, Kind::Beat, Kind::Left, Kind::Farewell, Kind::Failed];
+                use Kind::{Beat, Credit, Failed, Farewell, Left, Put, Room};
+                let kinds = [Put, Credit, Beat, Left, Farewell, Failed, Room];
                 let odd = |random: &mut Random| match random.below(4) {
                     0 => random.next(),
                     1 => CHUNK as u64 * random.below(3) as u64,
                     _ => random.below(200) as u64,
                 };
                 let header = Header {
-                    kind: kinds[random.below(6)],
+                    kind: kinds[random.below(7)],
                     lane: Lane(random.below(Lane::COUNT) as u8),
                     from: u32::from(random.below(8) == 0),
                     to: u32::from(random.below(8) != 0),
@@ -468,4 +478,47 @@ fn garbage_in_the_middle_of_a_put() {
         matches!(&ends[0], Error::Aborted { by: 1, reason } if reason.contains("from rank 0")),
         "{ends:?}"
     );
+}
+
+/// Two ranks with two cables between them, as loopback has addresses enough: both carry a long put.
+#[cfg(target_os = "linux")]
+#[test]
+fn two_cables_share_the_work() {
+    use super::interfaces::Interface;
+    const LEN: usize = 16 << 20;
+    let secret = Secret::random().unwrap();
+    let rank = |mut rendezvous| {
+        use crate::fabric::rendezvous::Rendezvous;
+        let rank = Rendezvous::rank(&rendezvous);
+        let cable = |number: u8| Interface {
+            name: format!("cable{number}"),
+            address: std::net::Ipv4Addr::new(127, 0, number, 1 + rank as u8).into(),
+            prefix: 96 + 30,
+            scope: 0,
+            loopback: true,
+        };
+        let options = Options::default();
+        let all = Ok(vec![cable(1), cable(2)]);
+        let connected = super::setup::connect_on(&mut rendezvous, &secret, &options, all).unwrap();
+        let end = &connected.ends[1 - rank];
+        assert_eq!(end.connections, 2);
+        assert!(end.link.contains("cable1 (") && end.link.contains(" and cable2 ("), "{}", end.link);
+        let fabric = super::start(rank, connected, &options).unwrap();
+        let mut buf = Buf::<u8>::zeros(&fabric, LEN).unwrap();
+        if rank == 0 {
+            buf.write(0..LEN).fill(7);
+            buf.put(&fabric, Lane::PANEL, 1, 0..LEN).unwrap();
+            buf.flush(&fabric).unwrap();
+        } else {
+            buf.arm(&fabric, Lane::PANEL, 0, 0..LEN).unwrap();
+            buf.wait(&fabric, Lane::PANEL, 0).unwrap();
+            assert!(buf.read(0..LEN).iter().all(|b| *b == 7));
+        }
+        fabric.engine().written(1 - rank)
+    };
+    let written: Vec<Vec<usize>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = in_process(2).into_iter().map(|r| scope.spawn(|| rank(r))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(written[0].iter().all(|bytes| *bytes > LEN / 8), "{written:?}");
 }

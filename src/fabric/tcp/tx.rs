@@ -30,6 +30,11 @@ impl Frame {
         Frame { head: header.encode(), body: Body::Own(bytes) }
     }
 
+    /// A frame of another rank, passed on as it came.
+    pub fn passed(header: &Header, bytes: Vec<u8>) -> Self {
+        Frame { head: header.encode(), body: Body::Own(bytes) }
+    }
+
     /// A piece of a put.
     pub fn put(piece: Piece, checked: bool) -> Self {
         let Piece { mut header, region } = piece;
