@@ -110,9 +110,11 @@ fn caches() -> Option<(usize, usize, usize)> {
 #[cfg(target_arch = "x86_64")]
 fn name() -> String {
     use std::arch::x86_64::__cpuid;
-    let leaf = __cpuid(0);
+    #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
+    // SAFETY: every x86-64 CPU has these leaves.
+    let (leaf, one) = unsafe { (__cpuid(0), __cpuid(1)) };
     let vendor: Vec<u8> = [leaf.ebx, leaf.edx, leaf.ecx].iter().flat_map(|r| r.to_le_bytes()).collect();
-    let signature = __cpuid(1).eax;
+    let signature = one.eax;
     let base = signature >> 8 & 0xf;
     let family = if base == 0xf { base + (signature >> 20 & 0xff) } else { base };
     let model = signature >> 4 & 0xf | (signature >> 16 & 0xf) << 4;
