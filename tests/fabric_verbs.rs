@@ -2,14 +2,18 @@
 #![cfg(target_os = "linux")]
 
 mod conformance;
+#[path = "verbs/traps.rs"]
+mod traps;
 mod verbs;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conformance::CASES;
-use fulmen::fabric::Bounds;
 use fulmen::fabric::verbs::{Devices, Mode, Options, Service};
+use fulmen::fabric::{Bounds, Fabric};
 use fulmen_emu_verbs::{Counters, Profile};
+use traps::{is_named, mix, seeds, traps};
 
 /// Nothing that a provider would punish, and nothing left.
 fn check_clean(c: &Counters) {
@@ -34,7 +38,15 @@ fn conformance(profile: Profile, way: Option<(Service, Mode)>, cables: usize) {
     for case in CASES {
         let world = verbs::mesh(profile, case.ranks, cables).install().unwrap();
         let options = Options { way, ..verbs::options(&world, case.ranks, cables) };
-        let results = verbs::run(case.ranks, &options, |fabric| case.run(&fabric));
+        let words = match way {
+            None => "uc posted".into(),
+            Some((service, mode)) => format!("{service:?} {mode:?}").to_lowercase(),
+        };
+        let results = verbs::run_verbs(case.ranks, &options, |verbs, _| {
+            let joined = verbs.describe();
+            assert!(joined.iter().all(|(_, how)| how.starts_with(&words)), "{words}: {joined:?}");
+            case.run(&(Arc::clone(verbs) as Arc<dyn Fabric>))
+        });
         for (rank, result) in results.iter().enumerate() {
             case.judge(rank, result);
         }
@@ -67,6 +79,54 @@ fn conformance_every_other_way_on_a_card() {
     for way in [(Service::Uc, Mode::Write), (Service::Rc, Mode::Posted), (Service::Uc, Mode::Posted)] {
         conformance(Profile::Nic, Some(way), 2);
     }
+}
+
+/// A program of the suite for each seed, under the seed's traps: it ends as it must (each compares the bytes that it gets), or
+/// every rank that fails has an error with a name, in bounded time. `FULMEN_SEEDS=2000` runs more than the few of every day.
+#[test]
+fn conformance_or_a_named_error_under_every_trap() {
+    let seeds = seeds(48);
+    let (mut right, mut named, mut slowest) = (0, 0, Duration::ZERO);
+    for seed in 0..seeds {
+        let case = &CASES[(mix(seed, 21) % CASES.len() as u64) as usize];
+        let (traps, must_end_well) = traps(seed);
+        let cables = 1 + (mix(seed, 22) % 2) as usize;
+        let world = verbs::mesh(Profile::Apple, case.ranks, cables).seed(seed);
+        let world = traps.iter().cloned().fold(world, |world, trap| world.trap(trap)).install().unwrap();
+        let (silence, patience) = if must_end_well { (20, 60) } else { (1, 60) };
+        let options = Options {
+            bounds: Bounds { silence: Duration::from_secs(silence), patience: Duration::from_secs(patience) },
+            progress_thread: mix(seed, 23).is_multiple_of(2),
+            chunk: 4096 << (mix(seed, 24) % 5),
+            ..verbs::options(&world, case.ranks, cables)
+        };
+        let start = Instant::now();
+        let shown = std::panic::catch_unwind(|| verbs::run(case.ranks, &options, |fabric| case.run(&fabric)));
+        let results =
+            shown.unwrap_or_else(|_| panic!("seed {seed}, {}: a rank panicked, under {traps:?}", case.name));
+        slowest = slowest.max(start.elapsed());
+        let c = world.counters();
+        assert_eq!(
+            (c.qps, c.cqs, c.mrs, c.pds),
+            (0, 0, 0, 0),
+            "seed {seed}, {}: something is left",
+            case.name
+        );
+        assert_eq!(c.not_sends + c.bad_keys + c.aliased, 0, "seed {seed}, {}: {c:?}", case.name);
+        if results.iter().enumerate().all(|(rank, result)| case.is_right(rank, result)) {
+            right += 1;
+            continue;
+        }
+        named += 1;
+        assert!(!must_end_well && c.traps > 0, "seed {seed}, {}: {results:?}", case.name);
+        for (rank, result) in results.iter().enumerate() {
+            let ends =
+                case.is_right(rank, result) || result.as_ref().map_or_else(|e| is_named(rank, e), |()| true);
+            assert!(ends, "seed {seed}, {}: rank {rank}: {result:?}", case.name);
+        }
+    }
+    println!("{seeds} seeds: {right} right, {named} with a named error, slowest {slowest:?}");
+    assert!(right >= seeds / 3, "{right} right, {named} named of {seeds}");
 }
 
 /// On the machine's own devices: `FULMEN_VERBS_DEVICES=rxe0` names what every rank uses, `FULMEN_VERBS_WAYS` (a list like

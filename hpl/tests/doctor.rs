@@ -396,3 +396,62 @@ fn files_of_mlx_are_checked_and_written() {
     let (code, _, err) = doctor(&["--with", "nowhere.json"], folder.path());
     assert!(code == 3 && err.contains("nowhere.json"), "{code} {err}");
 }
+
+/// The devices of an emulated host are tried in a process of its own, and what they grant is remembered.
+#[cfg(target_os = "linux")]
+#[test]
+fn emulated_devices_are_tried_and_remembered() {
+    use fulmen_emu_verbs::{Call, Kind, Profile, Trap, World};
+    let folder = tempfile::tempdir().unwrap();
+    let look = |world: &fulmen_emu_verbs::Installed, args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_hpl-run"))
+            .args(["doctor", "--json"])
+            .args(args)
+            .env("FULMEN_VERBS_LIB", world.library())
+            .env("FULMEN_EMU_HOST", "h0")
+            .env("XDG_CACHE_HOME", folder.path())
+            .output()
+            .unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let device = told["hosts"][0]["rdma"]["devices"]["is"].as_array().unwrap().iter();
+        let device = device.clone().find(|d| d["name"] == "rdma_en01").unwrap().clone();
+        let findings = told["findings"].as_array().unwrap().iter();
+        let ids: Vec<String> = findings
+            .filter(|f| f["check"] == "rdma_en01")
+            .map(|f| f["id"].as_str().unwrap().into())
+            .collect();
+        (device, ids)
+    };
+    let world = World::mesh(Profile::Apple, 2).install().unwrap();
+    let (device, ids) = look(&world, &[]);
+    assert!(ids.is_empty() && device["active"] == true, "{ids:?} {device}");
+    assert_eq!(device["limits"]["domains"], 11);
+    assert_eq!(device["probe"]["reliable"], false);
+    assert_eq!(
+        device["probe"]["granted"][0],
+        serde_json::json!({"asked": 4095, "send": 4095, "receive": 4095})
+    );
+    let c = world.counters();
+    assert_eq!((c.qps, c.mrs, c.cqs, c.pds, c.pds_lost), (0, 0, 0, 0, 0), "{c:?}");
+
+    // A driver's refusal, a stuck one and one that crashes are each told with their name; nothing of it is remembered.
+    let rows = [
+        (Kind::Fail { call: Call::AllocPd, errno: 12 }, "no-domain"),
+        (Kind::Fail { call: Call::CreateQp, errno: 96 }, "queues-leaked"),
+        (Kind::Fail { call: Call::ToInit, errno: 22 }, "address-kind"),
+        (Kind::Fail { call: Call::OpenDevice, errno: 5 }, "unknown-error"),
+    ];
+    for (kind, id) in rows {
+        let world =
+            World::mesh(Profile::Apple, 2).trap(Trap::always(kind).on("rdma_en01")).install().unwrap();
+        let (device, ids) = look(&world, &["--fresh"]);
+        assert_eq!(ids, [id], "{kind:?}: {device}");
+        assert!(device["probe"].is_null(), "{device}");
+        let c = world.counters();
+        assert_eq!((c.qps, c.mrs, c.cqs, c.pds), (0, 0, 0, 0), "{kind:?}: {c:?}");
+    }
+    let world = World::mesh(Profile::Apple, 2).install().unwrap();
+    world.set_cable("rdma_en01", false);
+    let (device, ids) = look(&world, &[]);
+    assert!(ids == ["port-down"] && device["active"] == false, "{ids:?} {device}");
+}

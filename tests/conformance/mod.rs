@@ -32,10 +32,14 @@ impl Case {
         self.ends.is_none()
     }
 
+    /// Whether `result` is what it must be on `rank`.
+    pub fn is_right(&self, rank: usize, result: &Result<()>) -> bool {
+        self.ends.map_or(result.is_ok(), |right| right(rank, result))
+    }
+
     /// Panics when `result` is not what it must be on `rank`.
     pub fn judge(&self, rank: usize, result: &Result<()>) {
-        let right = self.ends.map_or(result.is_ok(), |right| right(rank, result));
-        assert!(right, "{}: rank {rank}: wrong end: {result:?}", self.name);
+        assert!(self.is_right(rank, result), "{}: rank {rank}: wrong end: {result:?}", self.name);
     }
 }
 

@@ -17,10 +17,11 @@ pub fn mesh(profile: Profile, n: usize, cables: usize) -> World {
 }
 
 /// The devices of every pair of such a world.
-fn matrix(n: usize, cables: usize) -> Devices {
+fn matrix(profile: Profile, n: usize, cables: usize) -> Devices {
+    let prefix = profile.prefix();
     let name = |i, j, c: usize| match c {
-        0 => format!("rdma_en{i}{j}"),
-        _ => format!("rdma_en{i}{j}{}", char::from(b'a' + c as u8)),
+        0 => format!("{prefix}{i}{j}"),
+        _ => format!("{prefix}{i}{j}{}", char::from(b'a' + c as u8)),
     };
     let towards = |i, j| if i == j { vec![] } else { (0..cables).map(|c| name(i, j, c)).collect() };
     Devices::Matrix((0..n).map(|i| (0..n).map(|j| towards(i, j)).collect()).collect())
@@ -30,7 +31,7 @@ fn matrix(n: usize, cables: usize) -> Devices {
 pub fn options(world: &Installed, n: usize, cables: usize) -> Options {
     Options {
         library: Some(world.library().to_owned()),
-        devices: matrix(n, cables),
+        devices: matrix(world.profile(), n, cables),
         bounds: Bounds { silence: Duration::from_secs(10), patience: Duration::from_secs(60) },
         warm_up: Duration::from_secs(3),
         ..Options::default()
@@ -43,6 +44,15 @@ pub fn run<R: Send>(
     options: &Options,
     work: impl Fn(Arc<dyn Fabric>) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
+    run_verbs(n, options, |verbs, _| work(Arc::clone(verbs) as Arc<dyn Fabric>))
+}
+
+/// As [`run`], for what only this transport has; the second is the fabric that watches over it.
+pub fn run_verbs<R: Send>(
+    n: usize,
+    options: &Options,
+    work: impl Fn(&Arc<Verbs>, &Arc<dyn Fabric>) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
     let controls = mem::Job::new(n, &mem::Options::default()).unwrap().build();
     let work = &work;
     std::thread::scope(|scope| {
@@ -51,14 +61,13 @@ pub fn run<R: Send>(
             .zip(controls)
             .map(|(mut rendezvous, control)| {
                 scope.spawn(move || {
-                    let failing = Arc::clone(&control);
-                    let result = Verbs::connect(&mut rendezvous, control, options).and_then(|verbs| {
-                        let verbs = Arc::new(verbs);
-                        let value =
-                            work(Arc::clone(&verbs) as Arc<dyn Fabric>).inspect_err(|e| verbs.fail(e))?;
-                        verbs.leave().map(|()| value)
-                    });
-                    result.inspect_err(|e| failing.fail(e))
+                    let result =
+                        Verbs::connect(&mut rendezvous, Arc::clone(&control), options).and_then(|verbs| {
+                            let verbs = Arc::new(verbs);
+                            let value = work(&verbs, &control).inspect_err(|e| verbs.fail(e))?;
+                            verbs.leave().map(|()| value)
+                        });
+                    result.inspect_err(|e| control.fail(e))
                 })
             })
             .collect();

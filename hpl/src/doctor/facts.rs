@@ -163,6 +163,34 @@ pub struct Device {
     pub interface: Option<Interface>,
     /// What was tried, in order; the last may be unfinished.
     pub steps: Vec<Step>,
+    /// What it was found to be and to grant, when all of that went well.
+    pub probe: Option<Probe>,
+}
+
+/// What a device is found to be and to grant, by trying.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Probe {
+    /// Bytes of memory registered in one piece, at most 128 MiB.
+    pub registered: u64,
+    /// Depths that queue pairs were asked for and granted.
+    pub granted: Vec<Granted>,
+    /// Whether it has reliable connections (not asked of Thunderbolt devices).
+    pub reliable: bool,
+    /// It was found by an earlier run, on the same build of the system.
+    pub remembered: bool,
+}
+
+/// Depth of a queue pair: work requests, or frames of 4 KiB on devices that count those.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Granted {
+    /// What was asked for, of both.
+    pub asked: u32,
+    /// Sends.
+    pub send: u32,
+    /// Receives.
+    pub receive: u32,
 }
 
 impl Device {

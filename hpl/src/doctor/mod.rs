@@ -1,6 +1,6 @@
 //! `hpl-run doctor`: looks at the machine before a job does, recognises what is known to go wrong, and says what to do.
 //!
-//! [`gather`] asks the system and fills [`facts`]; [`rdma`] and [`host`] are pure rules from facts to [`finding`]s;
+//! [`gather`] asks the system and fills [`facts`], [`probe`] tries its RDMA devices; [`rdma`] and [`host`] are pure rules from facts to [`finding`]s;
 //! [`report`] prints them. [`mlx`] reads and writes the files that tell which cable leads where.
 
 pub mod facts;
@@ -8,6 +8,7 @@ pub mod finding;
 pub mod gather;
 pub mod host;
 pub mod mlx;
+pub mod probe;
 pub mod rdma;
 pub mod report;
 pub mod table;
@@ -38,6 +39,18 @@ pub struct Options {
     /// Check a device matrix or hostfile of mlx.launch against the hosts
     #[arg(long, value_name = "FILE")]
     pub matrix: Option<PathBuf>,
+
+    /// Try the RDMA devices anew, also where that was done before on this build of the system
+    #[arg(long)]
+    pub fresh: bool,
+
+    /// What a process that tries devices is given: where to write, and what to leave alone
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub probe: Option<PathBuf>,
+
+    /// Of those devices, one that such a process leaves alone. May be repeated
+    #[arg(long, hide = true, value_name = "DEVICE", requires = "probe")]
+    pub skip: Vec<String>,
 
     /// Write a hostfile of mlx.launch with the device matrix, from the cables of all hosts
     #[arg(long, value_name = "FILE")]
@@ -73,7 +86,12 @@ pub fn judge(all: &[Facts]) -> Vec<Finding> {
 /// # Errors
 /// For files that cannot be read or written.
 pub fn run(options: &Options, out: &mut dyn Write) -> Result<Status> {
-    let mut all = vec![gather::gather(&gather::Child)];
+    if let Some(notes) = &options.probe {
+        return Ok(probe::child(notes, &options.skip));
+    }
+    let mut here = gather::gather(&gather::Child);
+    probe::look(&gather::Child, options.fresh, &mut here);
+    let mut all = vec![here];
     for file in &options.with {
         let heard: Heard = serde_json::from_str(&read(file)?).map_err(|e| {
             let remedy = "give what `hpl-run doctor --json` printed on that host";

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::facts::{Answer, Device, Facts, Link};
+use super::facts::{Answer, Device, Facts, Link, Probe};
 use super::finding::{
     BRIDGE, CLOCK, CORES, DEVICES, Finding, LIBRARY, MANAGERS, MEMORY, PORTS, SWITCH, SYSTEM, Weight,
     link_check,
@@ -174,7 +174,15 @@ fn about(device: &Device) -> String {
     });
     let transport =
         if device.transport.is_empty() { String::new() } else { format!("{}, ", device.transport) };
-    format!("{transport}{state}{gid}{limits}")
+    let probe = device.probe.as_ref().map_or(String::new(), tried);
+    format!("{transport}{state}{gid}{limits}{probe}")
+}
+
+fn tried(probe: &Probe) -> String {
+    let deepest = probe.granted.iter().map(|g| g.send.min(g.receive)).max().unwrap_or(0);
+    let kind = if probe.reliable { "RC and UC" } else { "UC" };
+    let when = if probe.remembered { " (tried before; --fresh tries anew)" } else { "" };
+    format!(", {kind}, {deepest} deep, {} registered{when}", units::bytes(probe.registered.into()))
 }
 
 fn way(link: &Link) -> String {

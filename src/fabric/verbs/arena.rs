@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::nic::EXTENT;
-use crate::error::Result;
+use super::protocol::FRAME;
+use crate::error::{Error, Result};
 use crate::fabric::Memory;
 use crate::fabric::mem::pages::Pages;
 
@@ -56,6 +57,23 @@ impl Region {
 #[derive(Default)]
 pub struct Arena {
     regions: Mutex<Vec<Region>>,
+    adopted: Mutex<Adopted>,
+}
+
+/// Memory of other fabrics.
+#[derive(Default)]
+struct Adopted {
+    /// By first address.
+    whole: BTreeMap<usize, Arc<Memory>>,
+    /// A part of each may be registered, so they have to stay.
+    refused: Vec<Arc<Memory>>,
+}
+
+impl Adopted {
+    fn holds(&self, at: usize, len: usize) -> bool {
+        let before = self.whole.range(..=at).next_back();
+        before.is_some_and(|(first, memory)| at + len <= first + memory.len())
+    }
 }
 
 /// What a [`Memory`] of this fabric is made of.
@@ -110,9 +128,39 @@ impl Arena {
         done
     }
 
-    /// Whether `memory` was taken from here.
+    /// Shows memory of another fabric to `register`, in pieces that cross no [`EXTENT`] line, and keeps it.
+    pub fn adopt(
+        &self,
+        memory: &Arc<Memory>,
+        mut register: impl FnMut(*mut u8, usize) -> Result<()>,
+    ) -> Result<()> {
+        let (first, len) = (memory.as_ptr() as usize, memory.len());
+        let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+        if len == 0 || adopted.holds(first, len) {
+            return Ok(());
+        }
+        let overlaps =
+            adopted.whole.range(..first + len).next_back().is_some_and(|(at, m)| at + m.len() > first);
+        if overlaps || !first.is_multiple_of(FRAME) {
+            return Err(Error::Internal(format!(
+                "{len} bytes at {first:#x} were to be adopted: they begin at no page, or a part of them was adopted before"
+            )));
+        }
+        let done = pieces(first, len).try_for_each(|(at, piece)| register((first + at) as *mut u8, piece));
+        match done {
+            Ok(()) => drop(adopted.whole.insert(first, Arc::clone(memory))),
+            Err(_) => adopted.refused.push(Arc::clone(memory)),
+        }
+        done
+    }
+
+    /// Whether `memory` was taken from here, or is (a part of) what was adopted.
     pub fn owns(self: &Arc<Self>, memory: &Memory) -> bool {
-        memory.owner().downcast_ref::<Owner>().is_some_and(|owner| Arc::ptr_eq(&owner.arena, self))
+        if let Some(owner) = memory.owner().downcast_ref::<Owner>() {
+            return Arc::ptr_eq(&owner.arena, self);
+        }
+        let adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+        adopted.holds(memory.as_ptr() as usize, memory.len())
     }
 
     /// Bytes mapped, and bytes handed out.
@@ -175,5 +223,35 @@ mod tests {
         grow(&arena, 20 << 20, &mut registered).unwrap();
         assert!(arena.take(20 << 20).is_some());
         assert!(!Arc::new(Arena::default()).owns(&all));
+    }
+
+    #[test]
+    fn what_is_adopted_is_owned_with_all_its_parts() {
+        let pages = Pages::new(1 << 20).unwrap();
+        let at = pages.as_ptr();
+        // SAFETY: a fresh mapping, which the owner keeps.
+        let whole = Arc::new(unsafe { Memory::new(at, 1 << 20, Box::new(pages)) });
+        let part = |from: usize, len: usize| {
+            // SAFETY: inside the whole, or never looked at.
+            unsafe { Memory::new(whole.as_ptr().wrapping_add(from), len, Box::new(Arc::clone(&whole))) }
+        };
+        let arena = Arc::new(Arena::default());
+        assert!(!arena.owns(&whole));
+        let mut registered = 0;
+        let mut register = |_: *mut u8, len: usize| {
+            registered += len;
+            Ok(())
+        };
+        arena.adopt(&whole, &mut register).unwrap();
+        arena.adopt(&whole, &mut register).unwrap();
+        assert!(arena.adopt(&Arc::new(part(1 << 19, 1 << 20)), &mut register).is_err());
+        assert_eq!(registered, 1 << 20);
+        assert!(arena.owns(&whole) && arena.owns(&part(4096, 100)) && arena.owns(&part((1 << 20) - 8, 8)));
+        assert!(!arena.owns(&part((1 << 20) - 8, 9)) && !arena.owns(&part(1 << 20, 0x1000)));
+        // What a device refuses cannot be used, but stays.
+        let arena = Arc::new(Arena::default());
+        let refuse = |_: *mut u8, _: usize| Err(Error::Internal("no".into()));
+        assert!(arena.adopt(&whole, refuse).is_err() && !arena.owns(&whole));
+        assert_eq!(Arc::strong_count(&whole), 3, "both arenas hold it");
     }
 }

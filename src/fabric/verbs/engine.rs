@@ -141,6 +141,27 @@ impl Peer {
     }
 }
 
+/// How bytes of puts have left or reached this rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Moved {
+    /// Copied by this rank's processor: those of small puts, once at either end.
+    pub copied: u64,
+    /// Taken by devices from where they were, and brought to where they belong.
+    pub carried: u64,
+}
+
+impl Moved {
+    /// The one place where bytes of a put are copied.
+    ///
+    /// # Safety
+    /// As of [`std::ptr::copy_nonoverlapping`].
+    unsafe fn copy(&mut self, from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        self.copied += len as u64;
+    }
+}
+
 /// One rank's devices and peers. Fields are dropped in this order: queue pairs before the memory they fill.
 pub struct Engine {
     pub nics: Vec<Nic>,
@@ -149,13 +170,19 @@ pub struct Engine {
     pub arena: Arc<Arena>,
     /// After so long without a message to a peer, one is sent.
     pub beat: Duration,
+    pub moved: Moved,
     /// When progress was last made, or tried.
     looked: Instant,
 }
 
 impl Engine {
     pub fn new(nics: Vec<Nic>, peers: Vec<Option<Peer>>, arena: Arc<Arena>, beat: Duration) -> Self {
-        Engine { nics, peers, arena, beat, looked: Instant::now() }
+        Engine { nics, peers, arena, beat, moved: Moved::default(), looked: Instant::now() }
+    }
+
+    /// For how long nobody has made progress.
+    pub fn idle_for(&self) -> Duration {
+        self.looked.elapsed()
     }
 
     /// Moves everything as far as it goes. `true`: something moved.
@@ -186,7 +213,7 @@ impl Engine {
                 peer.pair.tick();
                 peer.spoke = now;
             }
-            moved |= act(peer, &mut self.nics, now)?;
+            moved |= act(peer, &mut self.nics, &mut self.moved, now)?;
         }
         Ok(moved)
     }
@@ -231,6 +258,7 @@ impl Engine {
                 Ok(())
             }
             LANDED => {
+                self.moved.carried += u64::from(c.bytes);
                 let (bytes, immediate) = (c.bytes as usize, c.immediate);
                 peer.pair.on_landed(cable, number, bytes, immediate).map_err(fault)
             }
@@ -244,7 +272,7 @@ impl Engine {
 }
 
 /// Does what a pair wants done.
-fn act(peer: &mut Peer, nics: &mut [Nic], now: Instant) -> Result<bool, Broken> {
+fn act(peer: &mut Peer, nics: &mut [Nic], bytes: &mut Moved, now: Instant) -> Result<bool, Broken> {
     let rank = peer.link.peer;
     let fault = |fault| Broken::Fault(rank, fault);
     let refused = |refusal| Broken::Refused(Some(rank), refusal);
@@ -269,12 +297,12 @@ fn act(peer: &mut Peer, nics: &mut [Nic], now: Instant) -> Result<bool, Broken> 
             Action::Place { at, data } => {
                 // SAFETY: an armed range with room for the data, which the program may not touch before its wait, and
                 // for which no receive is posted.
-                unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), at as *mut u8, data.len()) };
+                unsafe { bytes.copy(data.as_ptr(), at as *mut u8, data.len()) };
             }
             Action::Verify { cable, chunk, sum } => {
                 // SAFETY: a part of an armed range that has landed: the device writes there no more, the program waits.
-                let bytes = unsafe { std::slice::from_raw_parts(chunk.at as *const u8, chunk.len) };
-                let is_right = !peer.pair.checksums() || crc32c::crc32c(bytes) == sum;
+                let came = unsafe { std::slice::from_raw_parts(chunk.at as *const u8, chunk.len) };
+                let is_right = !peer.pair.checksums() || crc32c::crc32c(came) == sum;
                 peer.pair.on_verified(cable, is_right).map_err(fault)?;
             }
             Action::Receive { cable, chunk } => {
@@ -307,9 +335,10 @@ fn act(peer: &mut Peer, nics: &mut [Nic], now: Instant) -> Result<bool, Broken> 
                 // range that the peer granted for it.
                 match unsafe { nics[to.nic].post_send(to.qp, request, operation, chunk.at, chunk.len) } {
                     Ok(()) => {
+                        bytes.carried += chunk.len as u64;
                         // SAFETY: as above; reading while the device reads is fine.
-                        let bytes = unsafe { std::slice::from_raw_parts(chunk.at as *const u8, chunk.len) };
-                        let sum = if peer.pair.checksums() { crc32c::crc32c(bytes) } else { 0 };
+                        let sent = unsafe { std::slice::from_raw_parts(chunk.at as *const u8, chunk.len) };
+                        let sum = if peer.pair.checksums() { crc32c::crc32c(sent) } else { 0 };
                         peer.pair.on_sent(cable, sum);
                     }
                     Err(refusal) if refusal.is_full() => {
@@ -323,14 +352,14 @@ fn act(peer: &mut Peer, nics: &mut [Nic], now: Instant) -> Result<bool, Broken> 
                 peer.spoke = now;
                 let at = peer.slot(SLOTS + number % SLOTS);
                 let total = len + data.map_or(0, |(_, len)| len);
-                // SAFETY: the message that was in this slot before has left.
+                if let Some((from, small)) = data {
+                    // SAFETY: a small put's bytes, which do not change before it is done, into the slot, which holds them:
+                    // the message that was in it before has left.
+                    unsafe { bytes.copy(from as *const u8, (at + len) as *mut u8, small) };
+                }
+                // SAFETY: as above.
                 let slot = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, total) };
                 slot[..len].copy_from_slice(&out[..len]);
-                if let Some((from, bytes)) = data {
-                    // SAFETY: a small put's bytes, which do not change before it is done.
-                    slot[len..]
-                        .copy_from_slice(unsafe { std::slice::from_raw_parts(from as *const u8, bytes) });
-                }
                 wire::seal(slot);
                 peer.outbox.push_back((number, total));
             }

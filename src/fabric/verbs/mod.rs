@@ -11,16 +11,23 @@
 //! name and by a proof at connect, never by the operating system. `README.md` has the protocol and its reasons.
 
 mod arena;
+mod devices;
 mod endpoint;
 mod engine;
 mod ffi;
 mod links;
 pub mod nic;
+pub mod probe;
+mod proof;
 mod protocol;
+mod rank;
 pub mod trouble;
 
+pub use devices::Devices;
 pub use endpoint::{Verbs, connect};
+pub use engine::Moved;
 pub use ffi::{Absent, LIBRARY_VARIABLE, Library};
+pub use links::LeftOut;
 pub use nic::Service;
 pub use protocol::Mode;
 pub use trouble::{Refusal, Step, Trouble};
@@ -30,20 +37,6 @@ use std::time::Duration;
 
 use super::Bounds;
 
-/// Which devices join the ranks.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub enum Devices {
-    /// All that are active. Thunderbolt devices are joined by their IPv4 networks (the two ends of a cable are in one
-    /// /24); others are taken to be on one switch, the first with the first, the second with the second.
-    #[default]
-    All,
-    /// These, on every rank, as [`Devices::All`].
-    Named(Vec<String>),
-    /// For each rank and each of its peers, the names of its devices towards that peer; the cables of a pair are in the
-    /// same order on both sides.
-    Matrix(Vec<Vec<Vec<String>>>),
-}
-
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -51,6 +44,11 @@ pub struct Options {
     pub library: Option<PathBuf>,
     /// The devices.
     pub devices: Devices,
+    /// Whether every two ranks must be joined. If not (on all ranks alike), pairs without a cable, or whose cables carry
+    /// nothing, are left out, as are ranks without a device ([`Devices::All`]): [`Verbs::joins`] tells.
+    pub all_pairs: bool,
+    /// Ranks that are reached otherwise (those of this host): no cable to them is looked for.
+    pub without: Vec<usize>,
     /// Connection and mode; `None`: the best that passes its proof. Thunderbolt devices are always used by posted
     /// receives over UC. The lower rank's choice counts for a pair.
     pub way: Option<(Service, Mode)>,
@@ -64,7 +62,8 @@ pub struct Options {
     pub bounds: Bounds,
     /// How long a new connection may take to carry its proofs before it is made anew.
     pub warm_up: Duration,
-    /// Whether a thread moves puts while the rank computes; else they move when the rank calls its fabric.
+    /// Whether a thread moves puts while the rank computes; else they move when the rank calls its fabric, and the
+    /// thread only shows the peers, once in a while, that the link lives.
     pub progress_thread: bool,
 }
 
@@ -74,6 +73,8 @@ impl Default for Options {
         Options {
             library: None,
             devices: Devices::All,
+            all_pairs: true,
+            without: Vec::new(),
             way: None,
             chunk: 64 << 10,
             window: 1 << 20,

@@ -3,10 +3,13 @@
 //! The rows come from reports of the field, most of them about Macs joined by Thunderbolt cables: there a
 //! driver's number (`errno 96`) tells nothing, and the remedy is often a cable, a setting or a reboot.
 
+use serde::{Deserialize, Serialize};
+
 use super::ffi::abi::{WC_LOC_LEN_ERR, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR};
 
 /// What was being done when it went wrong.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Step {
     /// Loading the library.
     Load,
@@ -26,6 +29,8 @@ pub enum Step {
     CreateCq,
     /// Creating a queue pair.
     CreateQp,
+    /// Creating a reliable queue pair, to see whether there are such.
+    CreateRc,
     /// Making a queue pair ready to be connected.
     Init,
     /// Connecting: ready to receive.
@@ -56,6 +61,7 @@ impl std::fmt::Display for Step {
             Step::Register => "registering memory",
             Step::CreateCq => "creating a completion queue",
             Step::CreateQp => "creating a queue pair",
+            Step::CreateRc => "creating a reliable queue pair",
             Step::Init => "initialising a queue pair",
             Step::ReadyToReceive => "connecting a queue pair (ready to receive)",
             Step::ReadyToSend => "connecting a queue pair (ready to send)",
@@ -177,8 +183,8 @@ impl Trouble {
             Step::Address => Some(Trouble::NoAddress),
             Step::AllocPd => Some(Trouble::DomainsExhausted),
             Step::Register => Some(Trouble::RegionsExhausted),
-            Step::CreateQp if unsupported => Some(Trouble::UnreliableOnly),
-            Step::CreateQp if full => Some(Trouble::QueuesExhausted),
+            Step::CreateQp | Step::CreateRc if unsupported => Some(Trouble::UnreliableOnly),
+            Step::CreateQp if full || is(number, 96, libc::ENODATA) => Some(Trouble::QueuesExhausted),
             Step::ReadyToReceive | Step::ReadyToSend | Step::Init => match number {
                 _ if invalid => Some(Trouble::AddressKind),
                 _ if unsupported => Some(Trouble::UnreliableOnly),

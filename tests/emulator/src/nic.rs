@@ -267,11 +267,18 @@ impl Guard<'_> {
             }
         }
         let source = self.source(port, q, send);
+        let past_protection = self.shared.world().past_protection;
         for target in targets.into_iter().flatten().filter(|_| send.len > 0) {
             // SAFETY: both ranges lie in regions that their programs registered and posted, which promises that they are
             // mapped and let be; regions of processes that ended are refused by the kernel.
             let moved = unsafe {
-                memory::carry((pid, source), (target_pid, target), send.len as usize).and_then(|()| {
+                let (from, to, len) = ((pid, source), (target_pid, target), send.len as usize);
+                let carried = if past_protection {
+                    memory::carry_past_protection(from, to, len)
+                } else {
+                    memory::carry(from, to, len)
+                };
+                carried.and_then(|()| {
                     if send.fate & 3 != FATE_FLIP {
                         return Ok(());
                     }

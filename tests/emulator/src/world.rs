@@ -21,6 +21,16 @@ pub enum Profile {
     Nic,
 }
 
+impl Profile {
+    /// How the names of its devices begin.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Profile::Apple => "rdma_en",
+            Profile::Nic => "nic",
+        }
+    }
+}
+
 /// A device, with its one port.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Device {
@@ -222,6 +232,8 @@ pub struct World {
     pub time_scale: f64,
     /// What goes wrong.
     pub traps: Vec<Trap>,
+    /// Whether devices move bytes whatever the protection of the pages, as real ones do (slowly, through /proc).
+    pub past_protection: bool,
 }
 
 /// Upper bounds of the shared state.
@@ -229,7 +241,8 @@ pub(crate) const MAX_TRAPS: usize = 16;
 
 impl World {
     /// Hosts `h0`, `h1`, … joined by cables. The device of host i on its first cable to host j is `rdma_en<i><j>`, on
-    /// further cables between the same hosts `rdma_en<i><j>b`, `c`, …
+    /// further cables between the same hosts `rdma_en<i><j>b`, `c`, …; those of NICs begin with `nic` instead, for programs
+    /// may know Apple's devices by their names.
     pub fn cabled(profile: Profile, hosts: usize, cables: &[(usize, usize)]) -> World {
         let (mut devices, mut wires) = (Vec::new(), Vec::new());
         for (n, &(a, b)) in cables.iter().enumerate() {
@@ -245,7 +258,7 @@ impl World {
                 let address = Some([169, 254, n as u8, 1 + end as u8]);
                 devices.push(Device {
                     host: format!("h{i}"),
-                    name: format!("rdma_en{i}{j}{suffix}"),
+                    name: format!("{}{i}{j}{suffix}", profile.prefix()),
                     address,
                 });
             }
@@ -258,6 +271,7 @@ impl World {
             limits: Limits::of(profile),
             time_scale: 1.0,
             traps: Vec::new(),
+            past_protection: false,
         }
     }
 
@@ -285,6 +299,7 @@ impl World {
             limits: Limits::of(profile),
             time_scale: 1.0,
             traps: Vec::new(),
+            past_protection: false,
         }
     }
 
@@ -298,6 +313,11 @@ impl World {
         assert!(self.traps.len() < MAX_TRAPS, "at most {MAX_TRAPS} traps");
         self.traps.push(trap);
         self
+    }
+
+    /// Whose devices move bytes whatever the protection of the pages.
+    pub fn past_protection(self) -> World {
+        World { past_protection: true, ..self }
     }
 
     /// With this speed on every wire, its times multiplied by `scale`.
@@ -362,6 +382,11 @@ impl Installed {
     /// The world's folder (`FULMEN_EMU`).
     pub fn folder(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Which provider it plays.
+    pub fn profile(&self) -> Profile {
+        self.shared.world().profile
     }
 
     /// What has happened so far, over all processes.

@@ -1,5 +1,7 @@
 //! One device: its port, its addresses, and each step of the way to a queue pair.
 
+use fulmen::fabric::verbs::{Step as At, Trouble};
+
 use super::super::facts::{Act, Device, Facts, Outcome, Step};
 use super::super::finding::Finding;
 use super::{SIGSEGV, unknown};
@@ -76,75 +78,114 @@ fn no_address(facts: &Facts, device: &Device, subject: &str, seen: &str) -> Find
         .then(fixed_address(device))
 }
 
-/// What a step that did not go well stands for.
+/// What a step that did not go well stands for. Numbers are known to [`Trouble`] alone; here is what a person does who has
+/// this machine's facts in view.
 pub(super) fn failed(facts: &Facts, device: &Device, subject: &str, step: &Step) -> Option<Finding> {
-    use Act::*;
     use Outcome::*;
-    let failure = |id, seen: &str| Finding::failure(id, subject, seen);
-    let restart = "restart the machine";
-    Some(match (step.act, &step.outcome) {
-        (_, Done) => return None,
-        (AllocDomain, Null | Errno(_)) => failure("no-domain", "no protection domain on an active port")
+    if let (Act::Register(_), Died(SIGSEGV)) = (step.act, &step.outcome) {
+        return Some(
+            Finding::failure("null-domain", subject, "registering memory ended by a memory fault (SIGSEGV)")
+                .because("a protection domain was refused before, and the driver does not check for that")
+                .then("see to the port first (`ibv_devinfo -v`): it has to be PORT_ACTIVE")
+                .then(format!("with an active port the domains are used up: {RESTART}")),
+        );
+    }
+    if let (Act::PostReceive | Act::PostSend, Died(SIGSEGV)) = (step.act, &step.outcome) {
+        return Some(
+            Finding::failure("unplugged", subject, "posting ended by a memory fault (SIGSEGV)")
+                .because(
+                    "the cable was pulled, or the driver lost its doorbell: nothing that a program can catch",
+                )
+                .then("reseat the cable, start the job again")
+                .then("keep the crash report: `ls ~/Library/Logs/DiagnosticReports`"),
+        );
+    }
+    let number = match step.outcome {
+        Errno(number) | Status(number) => number,
+        Null => 0,
+        _ => return unknown(facts, subject, step),
+    };
+    match (Trouble::of(at(step.act), number), step.act) {
+        (Some(Trouble::RegionsExhausted), Act::Register(n)) if n < MANY_REGIONS => {
+            unknown(facts, subject, step)
+        }
+        (Some(trouble), act) => {
+            met(facts, device, subject, trouble, act).or_else(|| unknown(facts, subject, step))
+        }
+        (None, _) => unknown(facts, subject, step),
+    }
+}
+
+const RESTART: &str = "restart the machine";
+
+/// The library's name of a step.
+fn at(act: Act) -> At {
+    match act {
+        Act::Open => At::Open,
+        Act::QueryPort => At::Port,
+        Act::AllocDomain => At::AllocPd,
+        Act::Register(_) => At::Register,
+        Act::CreateQueue => At::CreateCq,
+        Act::CreateUc => At::CreateQp,
+        Act::CreateOther => At::CreateRc,
+        Act::Init => At::Init,
+        Act::ReadyToReceive => At::ReadyToReceive,
+        Act::ReadyToSend => At::ReadyToSend,
+        Act::PostReceive => At::PostReceive,
+        Act::PostSend => At::PostSend,
+        Act::Complete | Act::Compare => At::Completion,
+    }
+}
+
+/// A trouble that a device has met in an act.
+fn met(facts: &Facts, device: &Device, subject: &str, trouble: Trouble, act: Act) -> Option<Finding> {
+    let failure = |id, seen: &str| Finding::failure(id, subject, seen).because(trouble.cause());
+    Some(match trouble {
+        Trouble::DomainsExhausted => failure("no-domain", "no protection domain on an active port")
             .because(format!(
                 "the device's {} are used up: each program that was killed, or failed while it started, keeps one until a restart",
                 device.limits.map_or("domains".into(), |l| format!("{} domains", l.domains))
             ))
             .then("end other programs that use RDMA, in order (no `kill -9`)")
-            .then(restart),
-        (Register(_), Died(SIGSEGV)) => failure("null-domain", "registering memory ended by a memory fault (SIGSEGV)")
-            .because("a protection domain was refused before, and the driver does not check for that")
-            .then("see to the port first (`ibv_devinfo -v`): it has to be PORT_ACTIVE")
-            .then(format!("with an active port the domains are used up: {restart}")),
-        (Register(n), Null | Errno(_)) if n >= MANY_REGIONS => {
+            .then(RESTART),
+        Trouble::RegionsExhausted => {
+            let n = if let Act::Register(n) = act { n } else { 0 };
             failure("regions-exhausted", &format!("registration {n} of memory was refused"))
-                .because("a device registers about 100 pieces of memory")
                 .then("use fewer and larger pieces: fewer ranks on this host, or the default segment size")
                 .then("end other programs that use RDMA")
         }
-        (CreateOther, Errno(102 | 95)) => failure("only-uc", "a queue pair of kind RC or UD was refused (102)")
-            .because("these devices know unreliable connections (UC) only")
+        Trouble::UnreliableOnly => failure("only-uc", "a queue pair of kind RC or UD was refused (102)")
             .then("leave the mode to Fulmen: it takes `posted` (UC, send into posted receives)"),
-        (Init | ReadyToReceive, Errno(22)) => {
-            let seen = "connecting was refused as invalid (RTR: 22)";
+        Trouble::AddressKind => {
+            let found = no_address(facts, device, subject, "connecting was refused as invalid (RTR: 22)");
             match device.ipv4_gid() {
-                None => no_address(facts, device, subject, seen),
-                Some(_) if device.interface.as_ref().is_some_and(|i| i.is_self_assigned()) => {
-                    no_address(facts, device, subject, seen)
-                }
-                Some(index) => no_address(facts, device, subject, seen)
-                    .then(format!("the IPv4 address is number {index} of the table: other programs must use that one")),
+                Some(index) if !device.interface.as_ref().is_some_and(|i| i.is_self_assigned()) => found.then(
+                    format!("the IPv4 address is number {index} of the table: other programs must use that one"),
+                ),
+                _ => found,
             }
         }
-        (ReadyToReceive, Errno(60 | 110)) => failure("peer-unreachable", "the peer did not answer (RTR: 60)")
-            .because("its address is not at the other end of this cable: crossed cables, or a neighbour not looked up yet")
+        Trouble::PeerUnreachable => failure("peer-unreachable", "the peer did not answer (RTR: 60)")
             .then(format!("`ping6 -c 3 ff02::1%{}` wakes the neighbour; `ndp -an` and `arp -an` must show it there", interface(device)))
             .then("compare the device matrix with the cables: `hpl-run doctor --matrix FILE`"),
-        (ReadyToReceive | CreateUc, Errno(96)) => failure("queues-leaked", "connecting was refused (RTR: 96)")
-            .because("domains and queues of programs that were killed, or failed while they started, are gone until a restart")
+        Trouble::QueuesExhausted => failure("queues-leaked", "connecting was refused (RTR: 96)")
             .then("do not try again: each attempt costs one more")
-            .then(restart),
-        (ReadyToReceive, Errno(16)) => failure("stale-queue", "connecting was refused (RTR: 16)")
-            .because("the system still has a receive queue of an earlier connection")
+            .then(RESTART),
+        Trouble::StaleQueue => failure("stale-queue", "connecting was refused (RTR: 16)")
             .then("try once more: the queue pair is made anew")
-            .then(format!("when it stays: {restart}")),
-        (ReadyToReceive, Errno(14)) => failure("mappings-drained", "connecting was refused (RTR: 14)")
-            .because("the pool for mapping memory to the device shrinks with each connection since the start")
+            .then(format!("when it stays: {RESTART}")),
+        Trouble::MappingsDrained => failure("mappings-drained", "connecting was refused (RTR: 14)")
             .then("register less: a smaller N, or more hosts")
-            .then(restart),
-        (PostReceive | PostSend, Errno(12 | 35)) => {
+            .then(RESTART),
+        Trouble::QueueFull => {
             failure("frame-budget", "the device took fewer frames than it had promised")
                 .because("queues are counted in frames of 4 KiB, and some builds hold fewer than they say")
                 .then("Fulmen lowers its window by itself; for other programs halve the depth")
                 .then("tell the build with a report: `sw_vers`")
         }
-        (Complete, Status(1)) => failure("frame-mismatch", "a receive ended with a length error (LOC_LEN_ERR)")
-            .because("both ends must use messages of as many 4 KiB frames, and some builds mix up several large ones under way")
+        Trouble::FrameMismatch => failure("frame-mismatch", "a receive ended with a length error (LOC_LEN_ERR)")
             .then("the same Fulmen and the same macOS build on both ends: `sw_vers`")
             .then("then at most two large messages under way, or messages of 4 KiB"),
-        (PostReceive | PostSend, Died(SIGSEGV)) => failure("unplugged", "posting ended by a memory fault (SIGSEGV)")
-            .because("the cable was pulled, or the driver lost its doorbell: nothing that a program can catch")
-            .then("reseat the cable, start the job again")
-            .then("keep the crash report: `ls ~/Library/Logs/DiagnosticReports`"),
-        _ => return unknown(facts, subject, step),
+        _ => return None,
     })
 }

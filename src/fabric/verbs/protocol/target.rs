@@ -24,6 +24,8 @@ enum State {
         granted: u64,
         verified: u64,
     },
+    /// A small put has come and is to be copied into its range.
+    Here,
     Filled(usize),
 }
 
@@ -94,8 +96,8 @@ pub struct Target {
     /// The run has ended: to be told before another begins.
     is_run_over: bool,
     turn: usize,
-    /// Small puts to be copied into their ranges.
-    places: VecDeque<(usize, Vec<u8>)>,
+    /// Small puts to be copied into their ranges: lane, number, bytes.
+    places: VecDeque<(Lane, u64, Vec<u8>)>,
     /// No new grants.
     pub is_leaving: bool,
 }
@@ -181,10 +183,9 @@ impl Target {
         if data.len() > arm.room {
             return Err(Self::too_long(lane, put, data.len() as u64, arm.room));
         }
-        arm.state = State::Filled(data.len());
-        let at = arm.at;
+        arm.state = State::Here;
         s.taken = s.taken.wrapping_add(1);
-        self.places.push_back((at, data));
+        self.places.push_back((lane, put, data));
         Ok(())
     }
 
@@ -279,9 +280,13 @@ impl Target {
         Ok(())
     }
 
-    /// A small put to be copied into its range.
+    /// A small put to be copied into its range now, which counts as filled from here on: if it did before, a fault found
+    /// between its coming and its copying would leave a range that is not what it says.
     pub fn next_place(&mut self) -> Option<(usize, Vec<u8>)> {
-        self.places.pop_front()
+        let (lane, put, data) = self.places.pop_front()?;
+        let arm = self.streams[lane.0 as usize].arm(put)?;
+        arm.state = State::Filled(data.len());
+        Some((arm.at, data))
     }
 
     /// The next chunk that has landed and whose sum is known: cable, chunk, sum. [`Target::on_verified`] answers.

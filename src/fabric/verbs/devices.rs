@@ -1,0 +1,199 @@
+//! Which devices a rank opens, and which of them are joined to which of another rank's.
+
+use serde::{Deserialize, Serialize};
+
+use super::Options;
+use super::ffi::Library;
+use super::links::COMPLETIONS;
+use super::nic::{GidKind, Nic, list};
+use super::protocol::wire::CABLES;
+use super::trouble::{Refusal, Trouble};
+use crate::error::{Error, Result};
+
+/// Which devices join the ranks.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Devices {
+    /// All that are active. Thunderbolt devices are joined by their IPv4 networks: the two ends of a cable are alone in one
+    /// /30 or /24. Others are taken to be on one switch, the first with the first, the second with the second.
+    #[default]
+    All,
+    /// These, on every rank, as [`Devices::All`].
+    Named(Vec<String>),
+    /// For each rank and each of its peers, the names of its devices towards that peer; the cables of a pair are in the
+    /// same order on both sides.
+    Matrix(Vec<Vec<Vec<String>>>),
+}
+
+/// Opens the devices that `options` name for this rank.
+///
+/// # Errors
+/// [`Error::Resources`] when there is none or one refuses, [`Error::Argument`] when one that is named is not there.
+pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
+    let library = match &options.library {
+        Some(path) => Library::open(path),
+        None => Library::find(),
+    };
+    let library = library.map_err(|absent| Error::Resources {
+        what: absent.to_string(),
+        remedy: Trouble::NoLibrary.remedy().into(),
+    })?;
+    let listed = list(library)?;
+    let wanted: Option<Vec<String>> = match &options.devices {
+        Devices::All => None,
+        Devices::Named(names) => Some(names.clone()),
+        Devices::Matrix(matrix) => Some(matrix.get(rank).into_iter().flatten().flatten().cloned().collect()),
+    };
+    let mut nics = Vec::new();
+    let mut why: Option<Refusal> = None;
+    for device in &listed {
+        if wanted.as_ref().is_some_and(|names| !names.contains(&device.name)) {
+            continue;
+        }
+        match Nic::open(library, &device.name, COMPLETIONS) {
+            Ok(nic) => nics.push(nic),
+            Err(refusal) if wanted.is_some() => return Err(refusal.into()),
+            Err(refusal) => why = Some(refusal), // a port without a cable is no failure
+        }
+    }
+    let missing = wanted.iter().flatten().find(|name| listed.iter().all(|d| d.name != **name));
+    if let Some(name) = missing {
+        let have: Vec<&str> = listed.iter().map(|d| d.name.as_str()).collect();
+        return Err(Error::argument(
+            "device",
+            name,
+            format!("rank {rank} has no such device; it has: {}", have.join(", ")),
+            "see `hpl-run doctor`",
+        ));
+    }
+    match (nics.is_empty(), why) {
+        (false, _) => Ok(nics),
+        (true, Some(refusal)) => Err(refusal.into()),
+        (true, None) => Err(Error::Resources {
+            what: format!("{} lists no RDMA device for rank {rank}", library.name),
+            remedy: Trouble::NotEnabled.remedy().into(),
+        }),
+    }
+}
+
+/// A device, as its rank tells the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Port {
+    pub name: String,
+    pub is_thunderbolt: bool,
+    pub lid: u16,
+    pub mtu: u8,
+    /// Its addresses: kind (as [`GidKind`] numbers them) and bytes, the preferred first.
+    pub gids: Vec<(u8, [u8; 16])>,
+}
+
+impl Port {
+    /// What `nic` is to the others.
+    pub fn of(nic: &Nic) -> Port {
+        Port {
+            name: nic.name().to_owned(),
+            is_thunderbolt: nic.listed().is_thunderbolt(),
+            lid: nic.port().lid,
+            mtu: nic.port().mtu,
+            gids: nic.gids().iter().map(|g| (g.kind as u8, g.raw)).collect(),
+        }
+    }
+
+    fn ipv4(&self) -> Option<u32> {
+        let (_, raw) = self.gids.iter().find(|(kind, _)| *kind == GidKind::Ipv4 as u8)?;
+        Some(u32::from_be_bytes([raw[12], raw[13], raw[14], raw[15]]))
+    }
+}
+
+/// Which port of rank `a` is joined to which of rank `b`, by index; `ports` are those of each rank.
+pub fn cables(a: usize, b: usize, ports: &[&[Port]], devices: &Devices) -> Vec<(usize, usize)> {
+    let (ours, theirs) = (ports[a], ports[b]);
+    let find = |ports: &[Port], name: &str| ports.iter().position(|p| p.name == name);
+    let mut found: Vec<(usize, usize)> = match devices {
+        Devices::Matrix(matrix) => {
+            let names = |x: usize, y: usize| matrix.get(x).and_then(|row| row.get(y)).into_iter().flatten();
+            names(a, b)
+                .zip(names(b, a))
+                .filter_map(|(x, y)| Some((find(ours, x)?, find(theirs, y)?)))
+                .collect()
+        }
+        _ if ours.iter().chain(theirs).any(|p| p.is_thunderbolt) => {
+            let pairs = (0..ours.len()).flat_map(|i| (0..theirs.len()).map(move |j| (i, j)));
+            pairs.filter(|(i, j)| are_alone(&ours[*i], &theirs[*j], ports)).collect()
+        }
+        _ => (0..ours.len().min(theirs.len())).map(|i| (i, i)).collect(),
+    };
+    found.truncate(CABLES);
+    found
+}
+
+/// Whether two ports have an IPv4 network to themselves, as the two ends of a cable do. Ranks of one host share its ports.
+fn are_alone(x: &Port, y: &Port, ports: &[&[Port]]) -> bool {
+    let (Some(x), Some(y)) = (x.ipv4(), y.ipv4()) else { return false };
+    let share = |prefix: u32| {
+        let net = |address: u32| address >> (32 - prefix);
+        let mut inside = ports.iter().copied().flatten().filter_map(Port::ipv4).filter(|a| net(*a) == net(x));
+        net(x) == net(y) && inside.all(|address| address == x || address == y)
+    };
+    x != y && (share(30) || share(24))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(name: &str, address: [u8; 4]) -> Port {
+        let mut raw = [0u8; 16];
+        raw[10..12].copy_from_slice(&[0xFF, 0xFF]);
+        raw[12..].copy_from_slice(&address);
+        let gids = vec![(GidKind::Ipv4 as u8, raw)];
+        Port { name: name.into(), is_thunderbolt: true, lid: 0, mtu: 5, gids }
+    }
+
+    fn joined(ports: &[Vec<Port>], a: usize, b: usize) -> Vec<(usize, usize)> {
+        let ports: Vec<&[Port]> = ports.iter().map(Vec::as_slice).collect();
+        cables(a, b, &ports, &Devices::All)
+    }
+
+    #[test]
+    fn a_cable_is_a_network_of_its_own() {
+        // As mlx.launch sets addresses: one /30 after the other. 0 and 1 have two cables; 2 has one to each.
+        let all = [
+            vec![
+                port("rdma_en2", [192, 168, 0, 1]),
+                port("rdma_en3", [192, 168, 0, 5]),
+                port("rdma_en4", [192, 168, 0, 9]),
+            ],
+            vec![
+                port("rdma_en2", [192, 168, 0, 6]),
+                port("rdma_en3", [192, 168, 0, 2]),
+                port("rdma_en5", [192, 168, 0, 13]),
+            ],
+            vec![port("rdma_en2", [192, 168, 0, 14]), port("rdma_en3", [192, 168, 0, 10])],
+        ];
+        assert_eq!(joined(&all, 0, 1), [(0, 1), (1, 0)]);
+        assert_eq!(joined(&all, 0, 2), [(2, 1)]);
+        assert_eq!(joined(&all, 1, 2), [(2, 0)]);
+        // One /24 a cable, any addresses in it.
+        let all =
+            [vec![port("a", [10, 1, 1, 7])], vec![port("a", [10, 1, 1, 200]), port("b", [10, 1, 2, 1])]];
+        assert_eq!(joined(&all, 0, 1), [(0, 0)]);
+        // Three in one network are no cable; nor is a port with itself, on two ranks of one host.
+        let all =
+            [vec![port("a", [10, 1, 1, 1])], vec![port("a", [10, 1, 1, 2])], vec![port("a", [10, 1, 1, 3])]];
+        assert_eq!(joined(&all, 0, 1), []);
+        let all =
+            [vec![port("a", [10, 1, 1, 1])], vec![port("a", [10, 1, 1, 1])], vec![port("a", [10, 1, 1, 2])]];
+        assert_eq!(joined(&all, 0, 1), []);
+        assert_eq!((joined(&all, 0, 2), joined(&all, 1, 2)), (vec![(0, 0)], vec![(0, 0)]));
+    }
+
+    #[test]
+    fn a_matrix_names_devices_by_pairs() {
+        let all = [vec![port("a", [0; 4]), port("b", [0; 4])], vec![port("a", [0; 4])]];
+        let ports: Vec<&[Port]> = all.iter().map(Vec::as_slice).collect();
+        let matrix =
+            |x: &str| Devices::Matrix(vec![vec![vec![], vec![x.into()]], vec![vec!["a".into()], vec![]]]);
+        assert_eq!(cables(0, 1, &ports, &matrix("b")), [(1, 0)]);
+        assert_eq!(cables(0, 1, &ports, &matrix("c")), []);
+    }
+}

@@ -1,0 +1,381 @@
+//! One rank, as its calls and its thread share it: progress, failures, waits, leaving.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use super::engine::{Broken, Engine, Peer};
+use super::protocol::{Fault, Pair};
+use super::trouble::Trouble;
+use crate::error::{Error, Loss, Result};
+use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket};
+
+/// How often the control fabric is asked whether the job still stands.
+const CONTROL_LOOK: Duration = Duration::from_millis(2);
+/// How often a wait asks whether it is in vain.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long a wait spins and yields before it naps: a nap costs several round trips.
+const BUSY: Duration = Duration::from_millis(20);
+/// Naps of a wait, and of the progress thread when something moves and when nothing does.
+const NAP: Duration = Duration::from_micros(100);
+const IDLE_NAP: Duration = Duration::from_millis(1);
+
+/// What both share.
+pub struct Shared {
+    pub rank: usize,
+    pub size: usize,
+    pub control: Arc<dyn Fabric>,
+    bounds: Bounds,
+    state: Mutex<State>,
+    pub stop: AtomicBool,
+    /// Whether the thread moves puts; else it only shows the peers a sign of life.
+    moves: bool,
+}
+
+pub struct State {
+    pub engine: Engine,
+    /// Why the job has ended, as far as this rank knows: what all its later calls return. A caller may drop an error
+    /// on its way (in a callback, in another rank's favour): the next call has it again.
+    failed: Option<Error>,
+    /// When the control fabric was asked last.
+    asked: Instant,
+    pub activity: String,
+}
+
+/// `rc write over mlx5_0`.
+pub fn describe(engine: &Engine, peer: &Peer) -> String {
+    let link = &peer.link;
+    format!("{:?} {:?} over {}", link.service, link.mode, devices(engine, peer)).to_lowercase()
+}
+
+/// The devices that join a peer: `rdma_en2, rdma_en3`.
+fn devices(engine: &Engine, peer: &Peer) -> String {
+    let names: Vec<&str> = peer.link.cables.iter().map(|c| engine.nics[c.nic].name()).collect();
+    names.join(", ")
+}
+
+impl Shared {
+    /// A rank of `size` with its devices and peers; `moves`: its thread moves puts.
+    pub fn new(
+        (rank, size): (usize, usize),
+        control: Arc<dyn Fabric>,
+        engine: Engine,
+        bounds: Bounds,
+        moves: bool,
+    ) -> Self {
+        let state = State { engine, failed: None, asked: Instant::now(), activity: String::new() };
+        Shared { rank, size, control, bounds, state: Mutex::new(state), stop: AtomicBool::new(false), moves }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread: moves puts while the rank computes; or, where that is not wanted, makes progress once in a while when
+    /// the rank itself does not. Peers can therefore tell a rank that computes from a dead link.
+    pub fn run(&self) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let mut state = match self.state.try_lock() {
+                Ok(state) => Some(state),
+                Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+                Err(TryLockError::WouldBlock) => None, // the rank itself is at it
+            };
+            let beat = state.as_ref().map(|state| state.engine.beat);
+            let turn = state.as_mut().filter(|s| self.moves || s.engine.idle_for() > s.engine.beat / 2);
+            let moved = turn.is_some_and(|state| self.step(state));
+            drop(state);
+            let nap = match (self.moves, moved) {
+                (true, true) => NAP,
+                (true, false) => IDLE_NAP,
+                (false, _) => beat.unwrap_or(IDLE_NAP) / 2,
+            };
+            std::thread::park_timeout(nap);
+        }
+    }
+
+    /// Moves what moves; a failure is kept for the rank's next call.
+    fn step(&self, state: &mut State) -> bool {
+        if state.failed.is_some() {
+            return false;
+        }
+        match state.engine.progress() {
+            Ok(moved) => moved,
+            Err(broken) => {
+                let error = self.told(state, broken);
+                self.end(state, error);
+                true
+            }
+        }
+    }
+
+    /// Moves what moves, and fails if the job has.
+    pub fn progress(&self, state: &mut State) -> Result<()> {
+        self.step(state);
+        if state.failed.is_none() && state.asked.elapsed() > CONTROL_LOOK {
+            state.asked = Instant::now();
+            state.failed = self.control.poll().err();
+        }
+        state.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// The rank itself ends the job with this error.
+    pub fn fail(&self, error: &Error) {
+        self.control.fail(error);
+        self.lock().failed.get_or_insert_with(|| error.clone());
+    }
+
+    /// The rank itself ends the job, for a reason.
+    pub fn abort(&self, reason: &str) {
+        self.control.abort(reason);
+        let own = || Error::Aborted { by: self.rank, reason: reason.into() };
+        self.lock().failed.get_or_insert_with(own);
+    }
+
+    /// This error ends the job for all, unless another was first; returns the first.
+    pub fn end(&self, state: &mut State, error: Error) -> Error {
+        if let Some(first) = &state.failed {
+            return first.clone();
+        }
+        self.control.fail(&error);
+        let first = match self.control.poll() {
+            Err(Error::Aborted { by, .. }) if by == self.rank => error,
+            Err(first) => first,
+            Ok(()) => error,
+        };
+        state.failed.insert(first).clone()
+    }
+
+    fn lost(&self, state: &State, rank: usize, loss: Loss, after: Duration, owed: &str) -> Error {
+        let sep = if state.activity.is_empty() || owed.is_empty() { "" } else { ", " };
+        let link = state.engine.peers[rank].as_ref().map(|p| devices(&state.engine, p)).unwrap_or_default();
+        Error::PeerLost {
+            rank,
+            host: self.control.host(rank),
+            link: format!("verbs {link}"),
+            loss,
+            after,
+            waiting_for: format!("{}{sep}{owed}", state.activity),
+            by: self.rank,
+        }
+    }
+
+    /// A failure of protocol or device in the words of the library.
+    pub fn told(&self, state: &State, broken: Broken) -> Error {
+        match broken {
+            Broken::Fault(rank, Fault::Corrupt(cable, what)) => {
+                let peer = state.engine.peers[rank].as_ref();
+                let link = match (peer, cable) {
+                    (Some(peer), Some(i)) => {
+                        let cable = &peer.link.cables[i];
+                        format!("verbs {} to {}", state.engine.nics[cable.nic].name(), cable.far)
+                    }
+                    (Some(peer), None) => format!("verbs {}", devices(&state.engine, peer)),
+                    (None, _) => "verbs".into(),
+                };
+                Error::Corrupt { what, rank, host: self.control.host(rank), link, by: self.rank }
+            }
+            Broken::Fault(rank, Fault::TooLong { lane, put, len, room }) => Error::Internal(format!(
+                "put {put} of rank {rank} to rank {} on the {lane} lane has {len} bytes, but {room} were armed for it",
+                self.rank
+            )),
+            Broken::Fault(rank, Fault::Full(_)) => Error::Resources {
+                what: format!("rank {}'s device towards rank {rank}: {}", self.rank, Trouble::QueueFull),
+                remedy: Trouble::QueueFull.remedy().into(),
+            },
+            Broken::Refused(Some(rank), refusal) if refusal.trouble() == Some(Trouble::Unanswered) => {
+                // The control fabric mostly knows better why: it is given a moment.
+                let since = Instant::now();
+                while since.elapsed() < Duration::from_secs(1) {
+                    if let Err(error) = self.control.poll() {
+                        return error;
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                self.lost(state, rank, Loss::Silent, since.elapsed(), "")
+            }
+            Broken::Refused(_, refusal) => refusal.into(),
+        }
+    }
+
+    fn broken(&self, state: &mut State, what: String) -> Error {
+        self.end(state, Error::Internal(what))
+    }
+
+    pub fn check_peer(&self, state: &mut State, peer: usize, lane: Lane) -> Result<()> {
+        if peer >= self.size || peer == self.rank || lane.0 as usize >= Lane::COUNT {
+            let (rank, size) = (self.rank, self.size);
+            let text = format!("rank {rank} of {size} names rank {peer} on lane {} as its peer", lane.0);
+            return Err(self.broken(state, text));
+        }
+        Ok(())
+    }
+
+    pub fn check_range(&self, state: &mut State, memory: &Memory, range: &Range<usize>) -> Result<()> {
+        if !state.engine.arena.owns(memory) {
+            return Err(self.broken(state, "memory of another fabric was armed or put".into()));
+        }
+        if range.start > range.end || range.end > memory.len() {
+            let text = format!("bytes {range:?} of {} were armed or put", memory.len());
+            return Err(self.broken(state, text));
+        }
+        Ok(())
+    }
+
+    pub fn check_wait(&self, state: &mut State, lane: Lane, from: usize, arm: u64) -> Result<()> {
+        self.check_peer(state, from, lane)?;
+        let (waited, next) = pair(state, from).map_or((0, 0), |pair| pair.arms(lane));
+        if arm == waited && arm < next {
+            return Ok(());
+        }
+        let rank = self.rank;
+        Err(self.broken(
+            state,
+            format!(
+                "rank {rank} waits for arm {arm} of rank {from} on the {lane} lane, but {next} were armed and {waited} \
+                 waited for"
+            ),
+        ))
+    }
+
+    pub fn check_ticket(&self, state: &mut State, ticket: Ticket) -> Result<()> {
+        self.check_peer(state, ticket.to, ticket.lane)?;
+        if pair(state, ticket.to).is_some_and(|pair| ticket.seq < pair.puts(ticket.lane)) {
+            return Ok(());
+        }
+        let text = format!("put {} to rank {} has not been made", ticket.seq, ticket.to);
+        Err(self.broken(state, text))
+    }
+
+    /// Takes a put that has come.
+    pub fn take(state: &mut State, lane: Lane, from: usize, arm: u64) -> Option<usize> {
+        let peer = state.engine.peers[from].as_mut()?;
+        let len = peer.pair.filled(lane, arm)?;
+        peer.take(lane);
+        Some(len)
+    }
+
+    /// Waits until `ready` says so. `owes`: whether the peer, which has left, still owes this.
+    pub fn block<T>(
+        &self,
+        peer: usize,
+        owed: &str,
+        mut ready: impl FnMut(&mut State) -> Option<T>,
+        owes: impl Fn(&Pair) -> bool,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let (mut round, mut looked) = (0u32, start);
+        let mut missing: Option<((usize, u64), Instant)> = None;
+        loop {
+            let mut state = self.lock();
+            let result = self.progress(&mut state);
+            if let Some(value) = ready(&mut state) {
+                return Ok(value);
+            }
+            result?;
+            let now = Instant::now();
+            if now - looked > LOOK {
+                looked = now;
+                self.look(&mut state, peer, owed, start, &mut missing, &owes)?;
+            }
+            drop(state);
+            round = round.saturating_add(1);
+            if round < 50 {
+                std::hint::spin_loop();
+            } else if now - start < BUSY {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(NAP);
+            }
+        }
+    }
+
+    /// Whether what `peer` owes will never come.
+    fn look(
+        &self,
+        state: &mut State,
+        peer: usize,
+        owed: &str,
+        start: Instant,
+        missing: &mut Option<((usize, u64), Instant)>,
+        owes: &impl Fn(&Pair) -> bool,
+    ) -> Result<()> {
+        let Some(p) = &state.engine.peers[peer] else { return Ok(()) };
+        let now = Instant::now();
+        if owes(&p.pair) {
+            // A rank that fails says so before it leaves.
+            let error = self.control.poll().err();
+            let error = error.unwrap_or_else(|| self.lost(state, peer, Loss::Gone, now - start, owed));
+            return Err(self.end(state, error));
+        }
+        match (p.pair.missing(), &missing) {
+            (Some(chunk), Some((same, since))) if chunk == *same => {
+                if now - *since > self.bounds.silence {
+                    let what = format!("chunk {} was sent and did not come: a loss, within {owed},", chunk.1);
+                    let error = self.told(state, Broken::Fault(peer, Fault::Corrupt(Some(chunk.0), what)));
+                    return Err(self.end(state, error));
+                }
+            }
+            (Some(chunk), _) => *missing = Some((chunk, now)),
+            (None, _) => *missing = None,
+        }
+        self.check_silence(state, peer, owed)?;
+        if now - start > self.bounds.patience {
+            let error = self.lost(state, peer, Loss::Slow, now - start, owed);
+            return Err(self.end(state, error));
+        }
+        Ok(())
+    }
+
+    /// Every rank's thread speaks often enough: a peer that is not heard, and has not left, is behind a dead link.
+    fn check_silence(&self, state: &mut State, peer: usize, owed: &str) -> Result<()> {
+        let Some(p) = &state.engine.peers[peer] else { return Ok(()) };
+        let silence = p.heard.elapsed();
+        if silence <= self.bounds.silence || p.pair.is_peer_gone() {
+            return Ok(());
+        }
+        // The control fabric mostly knows better why.
+        let error = self.control.poll().err();
+        let error = error.unwrap_or_else(|| self.lost(state, peer, Loss::Silent, silence, owed));
+        Err(self.end(state, error))
+    }
+
+    /// Says goodbye to everybody, once what was put has left and what was granted has come.
+    pub fn leave(&self) -> Result<()> {
+        let start = Instant::now();
+        self.lock().engine.peers.iter_mut().flatten().for_each(|p| p.pair.leave());
+        let mut said: Option<Instant> = None;
+        loop {
+            let mut state = self.lock();
+            let pairs = || state.engine.peers.iter().flatten().map(|p| &p.pair);
+            if pairs().all(Pair::has_left) {
+                return Ok(());
+            }
+            // An answer to a goodbye that does not come is nobody's loss.
+            if pairs().all(|pair| pair.has_left() || pair.has_said_goodbye()) {
+                if said.get_or_insert_with(Instant::now).elapsed() > self.bounds.silence {
+                    return Ok(());
+                }
+            } else {
+                said = None;
+            }
+            self.progress(&mut state)?;
+            for peer in 0..self.size {
+                let waits = |p: &&Peer| !p.pair.has_left() && !p.pair.has_said_goodbye();
+                if state.engine.peers[peer].as_ref().filter(waits).is_some() {
+                    self.check_silence(&mut state, peer, "its goodbye")?;
+                }
+            }
+            if start.elapsed() > self.bounds.patience {
+                let text = "puts that no rank has armed ranges for were left".to_owned();
+                return Err(self.broken(&mut state, text));
+            }
+            drop(state);
+            if start.elapsed() < BUSY { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+        }
+    }
+}
+
+pub fn pair(state: &State, peer: usize) -> Option<&Pair> {
+    state.engine.peers.get(peer)?.as_ref().map(|p| &p.pair)
+}

@@ -1,0 +1,61 @@
+//! What is played by a seed, and what may come of it.
+
+use fulmen::Error;
+use fulmen_emu_verbs::{Call, Kind, Trap};
+
+/// How many seeds: `FULMEN_SEEDS`, or so many.
+pub fn seeds(default: u64) -> u64 {
+    std::env::var("FULMEN_SEEDS").map_or(default, |n| n.parse().expect("a number of seeds"))
+}
+
+/// A number drawn from a seed.
+pub fn mix(seed: u64, salt: u64) -> u64 {
+    let mut x = seed.wrapping_add(salt.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    for _ in 0..2 {
+        x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    }
+    x ^ (x >> 29)
+}
+
+/// Whether an error says what a person needs to know; of one's own error nobody is told as of another's.
+pub fn is_named(rank: usize, e: &Error) -> bool {
+    match e {
+        Error::Aborted { by, .. } => *by != rank,
+        Error::Corrupt { .. } | Error::PeerLost { .. } | Error::Resources { .. } => true,
+        _ => false,
+    }
+}
+
+/// What is played by a seed, and whether the job must end well all the same.
+pub fn traps(seed: u64) -> (Vec<Trap>, bool) {
+    let chance = |kind| vec![Trap { after: 8, ..Trap::with_chance(kind, 0.005) }];
+    match seed % 12 {
+        0 => (vec![], true),
+        1 => (
+            vec![
+                Trap::always(Kind::NegativeErrno),
+                Trap::always(Kind::BadWrUnset),
+                Trap::always(Kind::Reorder),
+                Trap::always(Kind::OverPostSilent),
+                Trap::always(Kind::EarlySendKills),
+            ],
+            true,
+        ),
+        2 => (vec![Trap::once_after(Kind::DeadPair { over: (mix(seed, 7) % 2 * 4096) as u32 }, 1)], true),
+        3 => {
+            let kind =
+                if mix(seed, 7).is_multiple_of(2) { Kind::LocalWriteOnly } else { Kind::RemoteFlagsNeeded };
+            (vec![Trap::always(kind)], true)
+        }
+        4 => {
+            let refused =
+                |call, errno, after| Trap { after, ..Trap::with_chance(Kind::Fail { call, errno }, 0.03) };
+            (vec![refused(Call::PostRecv, 12, 60), refused(Call::PostSend, 35, 20)], false)
+        }
+        5 => (vec![Trap::once_after(Kind::PortDown, 20 + mix(seed, 7) % 200).on("rdma_en01")], false),
+        6 | 7 => (chance(Kind::Lost), false),
+        8 => (chance(Kind::Duplicated), false),
+        9 => (chance(Kind::Foreign), false),
+        _ => (chance(Kind::FlippedBit), false),
+    }
+}

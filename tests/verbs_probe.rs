@@ -1,0 +1,151 @@
+//! The probe of devices on emulated ones: what it finds is what was set up, and each step that fails is told.
+#![cfg(target_os = "linux")]
+
+use fulmen::fabric::rendezvous::in_process;
+use fulmen::fabric::verbs::probe::{self, Note, Outcome, Pair};
+use fulmen::fabric::verbs::{Library, Service, Step};
+use fulmen::{Error, Result};
+use fulmen_emu_verbs::{Call, Installed, Kind, Link, Profile, Trap, World};
+
+fn library(world: &Installed) -> &'static Library {
+    Library::open(world.library()).unwrap()
+}
+
+fn pair(world: &Installed) -> (Vec<Result<Pair>>, Vec<Note>) {
+    let library = library(world);
+    let names = ["01", "10"].map(|ends| format!("{}{ends}", world.profile().prefix()));
+    let mut all: Vec<(Result<Pair>, Vec<Note>)> = std::thread::scope(|scope| {
+        let ends = in_process(2).into_iter().zip(names);
+        let threads: Vec<_> = ends
+            .map(|(mut rendezvous, name)| {
+                scope.spawn(move || {
+                    let mut notes = Vec::new();
+                    let found = probe::pair(&mut rendezvous, library, &name, &mut |note| notes.push(note));
+                    (found, notes)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    let notes = std::mem::take(&mut all[0].1);
+    (all.into_iter().map(|(found, _)| found).collect(), notes)
+}
+
+/// Steps that ended otherwise than well.
+fn failures(notes: &[Note]) -> Vec<(Step, u64, Outcome)> {
+    let over = notes.iter().filter_map(|n| Some((n.step, n.number, n.outcome?)));
+    over.filter(|(_, _, outcome)| *outcome != Outcome::Done).collect()
+}
+
+fn check_nothing_is_left(world: &Installed) {
+    let c = world.counters();
+    assert_eq!((c.qps, c.mrs, c.cqs, c.pds), (0, 0, 0, 0), "{c:?}");
+}
+
+#[test]
+fn a_device_tells_what_it_grants() {
+    for (profile, reliable, first) in [(Profile::Apple, false, 4095), (Profile::Nic, true, 4095)] {
+        let world = World::mesh(profile, 2).install().unwrap();
+        let device = format!("{}01", profile.prefix());
+        let mut notes = Vec::new();
+        let found = probe::local(library(&world), &device, &mut |note| notes.push(note)).unwrap();
+        assert_eq!((found.reliable, found.granted[0].0), (reliable, first));
+        assert!((64 << 20..=128 << 20).contains(&found.registered), "{found:?}");
+        assert!(
+            found.granted.iter().all(|(asked, got)| got.send >= *asked && got.receive >= *asked),
+            "{found:?}"
+        );
+        assert!(failures(&notes).is_empty(), "{notes:?}");
+        // Every step that began is over: what a watcher of a stuck driver relies on.
+        let begun: Vec<Step> = notes.iter().filter(|n| n.outcome.is_none()).map(|n| n.step).collect();
+        let over: Vec<Step> = notes.iter().filter(|n| n.outcome.is_some()).map(|n| n.step).collect();
+        assert_eq!(begun, over);
+        assert_eq!(begun[..4], [Step::Open, Step::Port, Step::AllocPd, Step::CreateCq]);
+        assert_eq!(world.counters().not_sends, 0);
+        check_nothing_is_left(&world);
+    }
+}
+
+#[test]
+fn refusals_are_told_by_step_and_number() {
+    let rows = [
+        (Kind::Fail { call: Call::AllocPd, errno: 12 }, Step::AllocPd),
+        (Kind::Fail { call: Call::RegMr, errno: 12 }, Step::Register),
+        (Kind::Fail { call: Call::CreateQp, errno: 12 }, Step::CreateQp),
+        (Kind::Fail { call: Call::ToInit, errno: 22 }, Step::Init),
+    ];
+    for (kind, step) in rows {
+        let world = World::mesh(Profile::Apple, 2).trap(Trap::always(kind)).install().unwrap();
+        let mut notes = Vec::new();
+        let refusal = probe::local(library(&world), "rdma_en01", &mut |note| notes.push(note)).unwrap_err();
+        assert_eq!(refusal.step, step, "{kind:?}");
+        let told =
+            failures(&notes).into_iter().any(|(at, _, how)| at == step && matches!(how, Outcome::Refused(_)));
+        assert!(told, "{kind:?}: {notes:?}");
+        check_nothing_is_left(&world);
+    }
+}
+
+#[test]
+fn two_devices_tell_what_passes() {
+    for (profile, writes) in [(Profile::Apple, None), (Profile::Nic, Some(Some(Service::Rc)))] {
+        let world = World::mesh(profile, 2).install().unwrap();
+        let (found, notes) = pair(&world);
+        assert!(failures(&notes).is_empty(), "{:?}", failures(&notes));
+        for (rank, found) in found.into_iter().enumerate() {
+            let found = found.unwrap();
+            assert_eq!(found.far, format!("{}{}", profile.prefix(), ["10", "01"][rank]));
+            // 512 KiB are 128 frames; Apple's 1023 frames hold seven of them, so four were tried.
+            let window = if profile == Profile::Apple { 4 } else { 32 };
+            assert_eq!((found.slot, found.window, found.writes), (512 << 10, window, writes), "{found:?}");
+            assert!(found.round_trip > 0.0 && found.rate > 0.0 && found.rate_both_ways > 0.0, "{found:?}");
+        }
+        let c = world.counters();
+        assert_eq!((c.recv_missing, c.length_errors, c.over_posts, c.bad_keys), (0, 0, 0, 0), "{c:?}");
+        if profile == Profile::Apple {
+            assert_eq!(c.not_sends, 0, "a Thunderbolt device is never asked for a write");
+        }
+        check_nothing_is_left(&world);
+    }
+}
+
+/// A link of known rate and latency is measured as such, within a third (this machine may be busy).
+#[test]
+fn a_link_is_measured() {
+    let link = Link { bytes_per_second: 8e9, latency_ns: 5e3, frame_ns: 0.0 };
+    let world = World::mesh(Profile::Apple, 2).link(link, 100.0).install().unwrap();
+    let found = pair(&world).0.swap_remove(0).unwrap();
+    assert!(
+        found.rate < 8e7 * 1.05 && found.round_trip > 2.0 * 5e-6 * 100.0,
+        "faster than the link: {found:?}"
+    );
+}
+
+#[test]
+fn what_does_not_pass_is_found() {
+    // Only frames pass: what first builds of macOS do.
+    let world =
+        World::mesh(Profile::Apple, 2).trap(Trap::always(Kind::DeadPair { over: 4096 })).install().unwrap();
+    let (found, notes) = pair(&world);
+    let found: Vec<Pair> = found.into_iter().map(Result::unwrap).collect();
+    assert!(found.iter().all(|f| (f.slot, f.window) == (4096, 32)), "{found:?}");
+    assert!(failures(&notes).iter().all(|f| *f == (Step::WarmUp, 64 << 10, Outcome::Silent)), "{notes:?}");
+    check_nothing_is_left(&world);
+
+    // Nothing passes.
+    let world =
+        World::mesh(Profile::Apple, 2).trap(Trap::always(Kind::DeadPair { over: 0 })).install().unwrap();
+    let (found, _) = pair(&world);
+    assert!(
+        found.iter().all(|f| matches!(f, Err(Error::Resources { remedy, .. }) if remedy.contains("reseat")))
+    );
+    check_nothing_is_left(&world);
+
+    // Connecting is refused.
+    let refused = Kind::Fail { call: Call::ToRtr, errno: 60 };
+    let world = World::mesh(Profile::Apple, 2).trap(Trap::always(refused)).install().unwrap();
+    let (found, notes) = pair(&world);
+    assert!(found.iter().all(Result::is_err));
+    assert!(failures(&notes).contains(&(Step::ReadyToReceive, 4096, Outcome::Refused(60))), "{notes:?}");
+    check_nothing_is_left(&world);
+}
