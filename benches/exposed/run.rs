@@ -104,7 +104,7 @@ impl Arguments {
         let opts = LuOpts { lookahead: self.lookahead, bcast, keep_l: false, ..LuOpts::default() };
         grid.all().barrier()?;
         let lanes = [Lane::PANEL, Lane::ROWS, Lane::PIVOT];
-        lanes.iter().for_each(|lane| drop(timed.waited(*lane)));
+        timed.forget();
         let start = Instant::now();
         getrf(&played, world.team(), a.view_mut(), &opts, &mut Silent)?;
         let waits = lanes.map(|lane| timed.waited(lane));

@@ -24,9 +24,14 @@ impl Timed {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Seconds waited on a lane since this was last asked for it.
+    /// What was waited so far does not count.
+    pub fn forget(&self) {
+        *self.lock() = Default::default();
+    }
+
+    /// Seconds waited on a lane.
     pub fn waited(&self, lane: Lane) -> f64 {
-        std::mem::take(&mut self.lock()[lane.0 as usize]).as_secs_f64()
+        self.lock()[lane.0 as usize].as_secs_f64()
     }
 
     fn time<R>(&self, lane: Lane, work: impl FnOnce() -> R) -> R {
