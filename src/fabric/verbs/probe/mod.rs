@@ -129,7 +129,8 @@ pub fn local(library: &'static Library, device: &str, tell: &mut Tell<'_>) -> Re
     }
     let mut granted = Vec::new();
     let mut refused = None;
-    for depth in DEPTHS {
+    let most = nic.limits().requests;
+    for depth in DEPTHS.into_iter().filter(|depth| *depth <= most) {
         let asked = Granted { send: depth, receive: depth };
         let made = step(tell, Step::CreateQp, depth.into(), || nic.create_qp(Service::Uc, asked));
         match made {
@@ -137,7 +138,8 @@ pub fn local(library: &'static Library, device: &str, tell: &mut Tell<'_>) -> Re
                 granted.push((depth, got));
                 nic.destroy_qp(qp);
             }
-            // A device may not have so many.
+            // What is known is no matter of the depth, and asking again may cost a queue each time.
+            Err(refusal) if refusal.trouble().is_some() => return Err(refusal),
             Err(refusal) => refused = Some(refusal),
         }
     }
