@@ -1,4 +1,5 @@
-//! A panel broadcast from one end of a chain of cables to all others, against the time of its first cable alone.
+//! A panel broadcast from one end of a chain of cables to all others, and a put to its other end, against the time of
+//! its first cable alone.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,26 +18,24 @@ pub fn measure(fabric: &Arc<dyn Fabric>, bytes: usize, batches: usize) -> Result
     let lane = BcastLane::along_cables(&group)?;
     let mut panel = PanelBcast::<u8>::new(&lane, Topology::Cables, PanelBcast::<u8>::CHUNK_BYTES, bytes)?;
     let mut whole = Buf::<u8>::zeros(&**fabric, bytes)?;
-    let (mut one, mut all) = (Vec::new(), Vec::new());
+    let (mut one, mut far, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for batch in 0..batches + 1 {
-        group.barrier()?;
-        let start = Instant::now();
-        match me {
-            0 => {
+        for (to, times) in [(1, &mut one), (n - 1, &mut far)] {
+            group.barrier()?;
+            let start = Instant::now();
+            if me == 0 {
                 whole.write(0..bytes).fill(batch as u8);
-                whole.put(&**fabric, Lane::BULK, 1, 0..bytes)?;
-            }
-            1 => {
+                whole.put(&**fabric, Lane::BULK, to, 0..bytes)?;
+            } else if me == to {
                 whole.arm(&**fabric, Lane::BULK, 0, 0..bytes)?;
                 whole.wait(&**fabric, Lane::BULK, 0)?;
             }
-            _ => {}
-        }
-        if me < 2 {
-            // That all of it has arrived is heard, not guessed.
-            Group::new(Arc::clone(fabric), vec![0, 1])?.barrier()?;
-            whole.flush(&**fabric)?;
-            one.push(start.elapsed().as_secs_f64());
+            if me == 0 || me == to {
+                // That all of it has arrived is heard, not guessed.
+                Group::new(Arc::clone(fabric), vec![0, to])?.barrier()?;
+                whole.flush(&**fabric)?;
+                times.push(start.elapsed().as_secs_f64());
+            }
         }
         group.barrier()?;
         let start = Instant::now();
@@ -53,10 +52,10 @@ pub fn measure(fabric: &Arc<dyn Fabric>, bytes: usize, batches: usize) -> Result
     }
     let after_warming =
         |times: Vec<f64>| if times.is_empty() { f64::NAN } else { median(times[1..].to_vec()) };
-    let (one, all) = (after_warming(one), after_warming(all));
+    let (one, far, all) = (after_warming(one), after_warming(far), after_warming(all));
     let links: Vec<String> = (0..n).filter(|r| *r != me).map(|r| fabric.link(r)).collect();
     Ok(json!({
-        "ranks": n, "bytes": bytes, "links": links, "one_link_ms": 1e3 * one, "broadcast_ms": 1e3 * all,
-        "ratio": all / one,
+        "ranks": n, "bytes": bytes, "links": links, "one_link_ms": 1e3 * one, "far_ms": 1e3 * far,
+        "broadcast_ms": 1e3 * all, "ratio": all / one,
     }))
 }

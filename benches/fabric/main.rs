@@ -123,7 +123,8 @@ fn over_tcp(args: &Args, address: &str, me: usize) -> Result<Arc<dyn Fabric>> {
         connections: args.connections,
         checksums: !args.no_checksums,
         on: args.on.iter().map(|on| on.parse()).collect::<Result<_>>()?,
-        reach: args.chain.map(neighbours),
+        // In namespaces the cables decide.
+        reach: args.chain.filter(|_| args.enter.is_empty()).map(neighbours),
         ..tcp::Options::default()
     };
     tcp::connect(&mut rendezvous, secret, &options)
@@ -305,9 +306,11 @@ fn parent_of_chain(args: &Args, ranks: usize, figures: &Path) -> Result<()> {
         serde_json::from_str(&text).map_err(|e| Error::Internal(format!("the figures: {e}")))?;
     let number = |name: &str| value[name].as_f64().unwrap_or(f64::NAN);
     println!(
-        "{} MiB along a chain of {ranks}: {:.1} ms to all, {:.1} ms over the first cable, ratio {:.2}",
+        "{} MiB along a chain of {ranks}: {:.1} ms to all, {:.1} ms to its other end, {:.1} ms over the first cable; \
+         ratio {:.2}",
         args.mib,
         number("broadcast_ms"),
+        number("far_ms"),
         number("one_link_ms"),
         number("ratio")
     );

@@ -64,10 +64,9 @@ impl Shared {
             rest = recent;
             let due = engine.tick();
             engine.flush();
-            let mut fds = engine.fds();
+            let mut fds = engine.watch();
             let links = fds.len();
             fds.push(libc::pollfd { fd: wake.as_raw_fd(), events: libc::POLLIN, revents: 0 });
-            engine.polling = true;
             drop(engine);
             poll(&mut fds, due);
             let mut engine = self.lock();
@@ -205,8 +204,8 @@ impl Endpoint {
     }
 
     /// The progress thread has to know that something waits to be written.
-    fn leave_to_thread(&self, engine: &Engine, peer: usize) {
-        if engine.polling && engine.is_blocked(peer) {
+    fn leave_to_thread(&self, engine: &mut Engine) {
+        if engine.must_wake() {
             // It is full: then it wakes anyway.
             let _ = (&self.wake).write(&[1]);
         }
@@ -233,6 +232,7 @@ impl Endpoint {
             }
             if let Some(end) = ready(&mut engine) {
                 engine.taken = false;
+                self.leave_to_thread(&mut engine);
                 if spins && !slept {
                     self.spins.succeeded();
                 }
@@ -255,6 +255,7 @@ impl Endpoint {
             let due = engine.tick();
             if let Some(end) = ready(&mut engine) {
                 engine.taken = false;
+                self.leave_to_thread(&mut engine);
                 return end;
             }
             if let Some(error) = late(&mut engine, waited) {
@@ -386,7 +387,7 @@ impl Fabric for Endpoint {
         // A put that needs no credit can wait for its credit.
         if range.len() > EAGER || engine.job.untold(from) >= UNTOLD {
             engine.push(from);
-            self.leave_to_thread(&engine, from);
+            self.leave_to_thread(&mut engine);
         }
         Ok(number)
     }
@@ -398,7 +399,7 @@ impl Fabric for Endpoint {
         let seq = engine.job.put(lane, to, region);
         engine.push(to);
         Self::check(&engine)?;
-        self.leave_to_thread(&engine, to);
+        self.leave_to_thread(&mut engine);
         Ok(Ticket { to, lane, seq })
     }
 
@@ -409,12 +410,12 @@ impl Fabric for Endpoint {
         let filled = engine.job.filled(lane, from);
         if filled.is_some() {
             engine.job.take(lane, from);
-            return Ok(filled);
+        } else {
+            engine.flush();
+            Self::check(&engine)?;
         }
-        engine.flush();
-        Self::check(&engine)?;
-        self.leave_to_thread(&engine, from);
-        Ok(None)
+        self.leave_to_thread(&mut engine);
+        Ok(filled)
     }
 
     fn wait(&self, lane: Lane, from: usize, arm: u64) -> Result<usize> {
@@ -443,7 +444,7 @@ impl Fabric for Endpoint {
         }
         engine.serve(to);
         Self::check(&engine)?;
-        self.leave_to_thread(&engine, to);
+        self.leave_to_thread(&mut engine);
         Ok(engine.job.is_done(lane, to, seq) == Some(true))
     }
 
@@ -458,6 +459,7 @@ impl Fabric for Endpoint {
     fn poll(&self) -> Result<()> {
         let mut engine = self.enter();
         engine.serve_all();
+        self.leave_to_thread(&mut engine);
         Self::check(&engine)
     }
 

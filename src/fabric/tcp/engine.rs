@@ -32,6 +32,8 @@ pub struct Link {
     written: usize,
     /// There is more to write than the system took.
     blocked: bool,
+    /// The progress thread knows that.
+    watched: bool,
     /// What comes is not looked at any more: it made no sense.
     deaf: bool,
     /// Nothing more will be written.
@@ -55,6 +57,7 @@ impl Link {
             #[cfg(test)]
             written: 0,
             blocked,
+            watched: false,
             deaf,
             shut,
             closed,
@@ -242,9 +245,15 @@ impl Engine {
         self.push(peer);
     }
 
-    /// Whether something for `peer` waits until it can be written.
-    pub fn is_blocked(&self, peer: usize) -> bool {
-        self.of[peer].iter().any(|at| self.links[*at].blocked)
+    /// Whether the progress thread sleeps and does not know of something that waits until it can be written.
+    /// It is to be woken then.
+    pub fn must_wake(&mut self) -> bool {
+        let mut unknown = false;
+        for link in self.links.iter_mut().filter(|link| self.polling && link.blocked && !link.watched) {
+            link.watched = true;
+            unknown = true;
+        }
+        unknown
     }
 
     /// Writes what is left over.
@@ -261,6 +270,13 @@ impl Engine {
                 Self::shut(link);
             }
         }
+    }
+
+    /// What the progress thread sleeps on.
+    pub fn watch(&mut self) -> Vec<libc::pollfd> {
+        self.links.iter_mut().for_each(|link| link.watched = link.blocked);
+        self.polling = true;
+        self.fds()
     }
 
     /// What to sleep on.
