@@ -15,7 +15,8 @@ use fulmen::job::env::Starter;
 use fulmen::{Error, Result, Setup, World};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Command};
+use crate::doctor;
 use crate::driver::Driver;
 use crate::local::Local;
 use crate::machine::Host;
@@ -30,6 +31,8 @@ use crate::worker::Assignment;
 /// What rank 0 tells the others to do next.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 enum Order {
+    /// Look at the links between the hosts.
+    Links,
     /// Test the kernels and measure them, with so many threads.
     Calibrate { kernels: String, threads: usize },
     /// Solve all runs, then end.
@@ -81,6 +84,10 @@ pub fn run(job: Job) -> ExitCode {
         }
         job.connect(bounds)
     };
+    if let Some(Command::Doctor(options)) = given.and_then(|c| c.command.as_ref()) {
+        let status = doctor::job::run(options, &job, connect, &mut std::io::stdout());
+        return status.map_or_else(|e| told(&job, &job.ending().unwrap_or(e)), ExitCode::from);
+    }
     let member = match connect().and_then(|fabric| Member::join(Arc::clone(&job), fabric, own_threads)) {
         Ok(member) => member,
         Err(e) => return told(&job, &e),
@@ -113,7 +120,10 @@ fn told(job: &Job, e: &Error) -> ExitCode {
 
 fn lead(member: Member, cli: std::result::Result<Cli, clap::Error>) -> ExitCode {
     let mut lead = Lead { member, world: None, left: 0, over: false, failed: false };
+    // Before all else: the others do not wait to be asked for it.
+    let hosts = lead.member.hosts();
     let status = (|| {
+        let host = hosts?.unwrap_or_else(Host::detect);
         let mut cli = match cli {
             Ok(cli) => cli,
             Err(e) => {
@@ -140,7 +150,10 @@ fn lead(member: Member, cli: std::result::Result<Cli, clap::Error>) -> ExitCode 
         }
         cli.ranks = Some(size);
         cli.threads = cli.threads.or(lead.member.own_threads);
-        let host = lead.member.hosts()?.unwrap_or_else(Host::detect);
+        lead.member.order(&Order::Links)?;
+        for slow in lead.member.slow_links()? {
+            let _ = writeln!(std::io::stderr(), "hpl-run: warning: {slow}");
+        }
         Ok(session::run(&cli, std::path::Path::new(""), &host, &mut lead) as u8)
     })();
     let status = status.unwrap_or_else(|e: Error| {
@@ -162,6 +175,7 @@ impl Member {
         self.hosts()?;
         loop {
             match self.receive()? {
+                Order::Links => drop(self.slow_links()?),
                 Order::Calibrate { kernels, threads } => {
                     self.calibrate(&kernels, threads)?;
                 }
@@ -211,6 +225,13 @@ impl Member {
         let facts: Vec<[u64; 3]> = all.chunks_exact(3).map(|c| [c[0], c[1], c[2]]).collect();
         let names: Vec<&str> = (0..self.job.size()).map(|r| self.job.host(r)).collect();
         Ok(Some(together(&names, &facts, own)))
+    }
+
+    /// Words on links between the job's hosts that are far slower than others, on rank 0.
+    fn slow_links(&self) -> Result<Vec<String>> {
+        let leaders = doctor::job::leaders(&self.job);
+        let names = leaders.iter().map(|&rank| self.job.host(rank).to_string()).collect();
+        doctor::network::slow_links(&self.group, &leaders, names)
     }
 
     /// Every rank at the same time; on rank 0 all rates and thread counts.

@@ -14,7 +14,10 @@ fn main() -> ExitCode {
     if let Some(code) = worker::run_if_asked() {
         return code;
     }
-    match fulmen::Job::from_env() {
+    // Who tries devices for a rank inherits its environment, and is none itself.
+    let asked = Cli::try_parse().ok().and_then(|cli| cli.command);
+    let probes = matches!(&asked, Some(Command::Doctor(options)) if options.probe.is_some());
+    match if probes { Ok(None) } else { fulmen::Job::from_env() } {
         Ok(None) => {}
         Ok(Some(of)) => return job::run(of),
         Err(e) => {

@@ -103,7 +103,7 @@ fn names(text: &str) -> Vec<&str> {
 
 fn transcript(facts: &Facts) -> String {
     let all = [facts.clone()];
-    report::text(&all, &judge(&all))
+    report::text(&all, None, &judge(&all))
 }
 
 #[test]

@@ -45,8 +45,43 @@ pub struct Facts {
     pub memory: Memory,
     /// Milliseconds that its clock is ahead of the first host's; `None`: not measured.
     pub clock_ahead_ms: Option<i64>,
+    /// Its network interfaces, loopback left out.
+    pub nics: Vec<Nic>,
     /// RDMA.
     pub rdma: Rdma,
+}
+
+/// A network interface.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Nic {
+    /// `en5`, `eth0`.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+    /// Whether there is something at its other end.
+    pub up: bool,
+    /// Bytes of its longest packet.
+    pub mtu: Option<u32>,
+    /// Millions of bits a second, as both ends have agreed.
+    pub mbits: Option<u32>,
+}
+
+/// Kinds of network interfaces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Not told, or none of the others.
+    #[default]
+    Other,
+    /// A cable of Ethernet, or a virtual machine's.
+    Ethernet,
+    /// IP over a Thunderbolt cable.
+    Thunderbolt,
+    /// Wireless.
+    Wifi,
+    /// A VPN, or a network of containers or virtual machines.
+    Tunnel,
 }
 
 /// Operating system and hardware.

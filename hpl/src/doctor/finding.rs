@@ -25,6 +25,10 @@ pub const MEMORY: &str = "memory";
 /// See [`SYSTEM`].
 pub const CLOCK: &str = "clock";
 /// See [`SYSTEM`].
+pub const NICS: &str = "interfaces";
+/// See [`SYSTEM`].
+pub const NETWORK: &str = "network";
+/// See [`SYSTEM`].
 pub const LIBRARY: &str = "verbs library";
 /// See [`SYSTEM`].
 pub const SWITCH: &str = "rdma_ctl";

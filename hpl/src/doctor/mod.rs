@@ -1,13 +1,16 @@
 //! `hpl-run doctor`: looks at the machine before a job does, recognises what is known to go wrong, and says what to do.
 //!
-//! [`gather`] asks the system and fills [`facts`], [`probe`] tries its RDMA devices; [`rdma`] and [`host`] are pure rules from facts to [`finding`]s;
-//! [`report`] prints them. [`mlx`] reads and writes the files that tell which cable leads where.
+//! [`gather`] asks the system and fills [`facts`], [`probe`] tries its RDMA devices; [`rdma`] and [`host`] are pure rules
+//! from facts to [`finding`]s; [`report`] prints them. [`mlx`] reads and writes the files that tell which cable leads where.
+//! As the ranks of a [`job`] it looks at all their hosts, and at the [`network`] between them.
 
 pub mod facts;
 pub mod finding;
 pub mod gather;
 pub mod host;
+pub mod job;
 pub mod mlx;
+pub mod network;
 pub mod probe;
 pub mod rdma;
 pub mod report;
@@ -23,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use self::facts::Facts;
 use self::finding::{DEVICES, Finding, PORTS, Weight};
 use self::mlx::Cables;
+use self::network::Network;
 use crate::exit::Status;
 
 /// Arguments of `hpl-run doctor`.
@@ -62,6 +66,8 @@ pub struct Options {
 struct Told<'a> {
     schema: &'static str,
     hosts: &'a [Facts],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<&'a Network>,
     findings: &'a [Finding],
 }
 
@@ -89,9 +95,24 @@ pub fn run(options: &Options, out: &mut dyn Write) -> Result<Status> {
     if let Some(notes) = &options.probe {
         return Ok(probe::child(notes, &options.skip));
     }
+    tell(options, vec![look(options)], None, Vec::new(), out)
+}
+
+/// All about this host.
+fn look(options: &Options) -> Facts {
     let mut here = gather::gather(&gather::Child);
     probe::look(&gather::Child, options.fresh, &mut here);
-    let mut all = vec![here];
+    here
+}
+
+/// Judges and prints what is known of these hosts and of their network; `findings`: what was found already.
+fn tell(
+    options: &Options,
+    mut all: Vec<Facts>,
+    network: Option<&Network>,
+    mut findings: Vec<Finding>,
+    out: &mut dyn Write,
+) -> Result<Status> {
     for file in &options.with {
         let heard: Heard = serde_json::from_str(&read(file)?).map_err(|e| {
             let remedy = "give what `hpl-run doctor --json` printed on that host";
@@ -99,7 +120,8 @@ pub fn run(options: &Options, out: &mut dyn Write) -> Result<Status> {
         })?;
         all.extend(heard.hosts);
     }
-    let mut findings = judge(&all);
+    findings.extend(judge(&all));
+    findings.extend(network.iter().flat_map(|network| network::judge(network, &all)));
     if let Some(file) = &options.matrix {
         let cables = Cables::parse(&read(file)?, &file.display().to_string())?;
         findings.extend(compare(&cables, &all));
@@ -114,10 +136,10 @@ pub fn run(options: &Options, out: &mut dyn Write) -> Result<Status> {
         std::fs::write(file, cables.hostfile()).map_err(|e| system("writing", file, &e))?;
     }
     let text = if options.json {
-        let told = Told { schema: "fulmen.doctor/1", hosts: &all, findings: &findings };
+        let told = Told { schema: "fulmen.doctor/1", hosts: &all, network, findings: &findings };
         serde_json::to_string_pretty(&told).map_err(|e| Error::Internal(e.to_string()))? + "\n"
     } else {
-        report::text(&all, &findings)
+        report::text(&all, network, &findings)
     };
     // Who closes the pipe early (`| head`) has read enough.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

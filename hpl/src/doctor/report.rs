@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
-use super::facts::{Answer, Device, Facts, Link, Probe};
+use super::facts::{Answer, Device, Facts, Kind, Link, Nic, Probe};
 use super::finding::{
-    BRIDGE, CLOCK, CORES, DEVICES, Finding, LIBRARY, MANAGERS, MEMORY, PORTS, SWITCH, SYSTEM, Weight,
+    BRIDGE, CLOCK, CORES, DEVICES, Finding, LIBRARY, MANAGERS, MEMORY, NICS, PORTS, SWITCH, SYSTEM, Weight,
     link_check,
 };
+use super::network::{self, Network};
 use super::table::{Table, wrap};
 use crate::units;
 
@@ -14,7 +15,7 @@ use crate::units;
 const ROOM: usize = 100;
 
 /// The whole text.
-pub fn text(all: &[Facts], findings: &[Finding]) -> String {
+pub fn text(all: &[Facts], network: Option<&Network>, findings: &[Finding]) -> String {
     let mut text = String::new();
     for facts in all {
         let mine: Vec<&Finding> = findings.iter().filter(|f| f.host == facts.host).collect();
@@ -25,7 +26,7 @@ pub fn text(all: &[Facts], findings: &[Finding]) -> String {
     if all.len() > 1 {
         let _ = writeln!(text, "all hosts\n\n{}", table(Vec::new(), &common));
     }
-    text + &next_steps(findings)
+    text + &network.map_or(String::new(), network::text) + &next_steps(findings)
 }
 
 /// What was looked at, with its findings in their places.
@@ -120,6 +121,7 @@ fn checks(facts: &Facts) -> Vec<(String, String)> {
     row(MEMORY, vec![available, total]);
     let clock = facts.clock_ahead_ms.map_or(String::new(), |ms| format!("{ms} ms ahead of the first host's"));
     row(CLOCK, vec![clock]);
+    row(NICS, facts.nics.iter().filter(|n| n.up).map(nic).collect());
     row(LIBRARY, vec![answer(&rdma.library, Clone::clone)]);
     row(SWITCH, vec![answer(&rdma.enabled, |on| if *on { "enabled" } else { "disabled" }.into())]);
     row(PORTS, vec![ports(facts)]);
@@ -137,6 +139,13 @@ fn checks(facts: &Facts) -> Vec<(String, String)> {
         row(&link_check(link), vec![way(link)]);
     }
     rows
+}
+
+fn nic(nic: &Nic) -> String {
+    let mtu = nic.mtu.map_or(String::new(), |mtu| format!(" MTU {mtu}"));
+    let speed = nic.mbits.map_or(String::new(), |mbits| format!(" {mbits} Mbit/s"));
+    let wifi = if nic.kind == Kind::Wifi { " Wi-Fi" } else { "" };
+    format!("{}{wifi}{mtu}{speed}", nic.name)
 }
 
 fn answer<T>(answer: &Answer<T>, print: impl Fn(&T) -> String) -> String {
@@ -203,7 +212,7 @@ mod tests {
     #[test]
     fn all_in_order_is_nothing_to_do() {
         let facts = Facts { host: "a".into(), fulmen: "0.1.0".into(), ..Facts::default() };
-        let text = text(&[facts], &[]);
+        let text = text(&[facts], None, &[]);
         assert!(text.contains("a   fulmen 0.1.0") && text.ends_with("Nothing to do.\n"), "{text}");
     }
 
@@ -227,7 +236,7 @@ mod tests {
                     .then("wait"),
             ),
         ];
-        let text = text(&[facts], &findings);
+        let text = text(&[facts], None, &findings);
         assert!(text.contains("cores     warning  2 cores"), "{text}");
         assert!(text.contains("rdma_en9  FAILED   it is broken [broken]"), "{text}");
         let (broken, slow) =

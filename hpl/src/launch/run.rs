@@ -258,8 +258,8 @@ struct Running {
     bound: Duration,
     timeout: Option<Duration>,
     began: Instant,
-    /// Commands that end agents which do not answer.
-    reapers: Vec<Child>,
+    /// Commands that end agents which do not answer, and how long each has.
+    reapers: Vec<(Child, Instant)>,
     /// Since when each connection's process is gone.
     dead: Vec<Option<Instant>>,
     input: bool,
@@ -418,7 +418,8 @@ impl Running {
                 if let (false, Some(pid)) = (self.here[host], self.conduct.agent_pid(host)) {
                     let mut command = self.reach.command(&self.names[host], &ssh::kill(pid));
                     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-                    self.reapers.extend(command.spawn().ok());
+                    let until = Instant::now() + LAST.min(self.bound / 4);
+                    self.reapers.extend(command.spawn().ok().map(|child| (child, until)));
                 }
             }
             Act::Say(words) => say(&words),
@@ -426,9 +427,8 @@ impl Running {
     }
 
     fn reap(&mut self) {
-        let until = Instant::now() + LAST;
-        for reaper in &mut self.reapers {
-            while matches!(reaper.try_wait(), Ok(None)) && Instant::now() < until {
+        for (reaper, until) in &mut self.reapers {
+            while matches!(reaper.try_wait(), Ok(None)) && Instant::now() < *until {
                 thread::sleep(LOOK);
             }
             // The host is out of reach.

@@ -1,6 +1,7 @@
-//! Files that are never half-written: the text grows beside the file and takes its place at the end.
+//! Files that are never half-written: the text grows beside the file, as `FILE.partial`, and takes its place at the end. A
+//! job that ends early, even one that is killed, leaves what it had written there.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -25,8 +26,10 @@ pub enum Target {
 #[derive(Debug)]
 pub struct Replacement {
     path: PathBuf,
-    temporary: PathBuf,
+    partial: PathBuf,
     writer: BufWriter<File>,
+    /// Whether it was not there before, or its former text is gone.
+    ours: bool,
     settled: bool,
 }
 
@@ -60,14 +63,21 @@ impl Target {
             Some(_) => drop(OpenOptions::new().append(true).open(&path)?),
             None => {}
         }
-        let name = path.file_name().ok_or_else(|| io::Error::other("it is no file's name"))?;
-        let temporary = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary)?;
+        let mut name =
+            path.file_name().ok_or_else(|| io::Error::other("it is no file's name"))?.to_os_string();
+        name.push(".partial");
+        let partial = path.with_file_name(name);
+        let ours = !partial.exists();
+        // What a former job has left stays until there is something new.
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&partial)?;
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            return Err(io::Error::other(format!("another job is writing {}", partial.display())));
+        }
         if let Some(meta) = existing {
             file.set_permissions(meta.permissions())?;
         }
         let writer = BufWriter::new(file);
-        Ok(Target::File(Replacement { path, temporary, writer, settled: false }))
+        Ok(Target::File(Replacement { path, partial, writer, ours, settled: false }))
     }
 
     /// The report is complete: the file takes its place.
@@ -95,30 +105,34 @@ impl Target {
 }
 
 impl Replacement {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.ours {
+            self.writer.get_ref().set_len(0)?;
+            self.ours = true;
+        }
+        self.writer.write(bytes)
+    }
+
     fn complete(mut self) -> io::Result<()> {
+        // What cannot be completed is kept as it is.
+        self.settled = true;
         self.writer.flush()?;
         self.writer.get_ref().sync_all()?;
-        fs::rename(&self.temporary, &self.path)?;
-        self.settled = true;
-        Ok(())
+        fs::rename(&self.partial, &self.path)
     }
 
     fn keep_partial(mut self) -> io::Result<PathBuf> {
-        self.writer.flush()?;
-        let mut name = self.path.file_name().unwrap_or_default().to_os_string();
-        name.push(".partial");
-        let partial = self.path.with_file_name(name);
-        fs::rename(&self.temporary, &partial)?;
         self.settled = true;
-        Ok(partial)
+        self.writer.flush()?;
+        Ok(self.partial.clone())
     }
 }
 
 impl Drop for Replacement {
     fn drop(&mut self) {
-        if !self.settled {
+        if !self.settled && self.ours {
             // Nothing worth keeping: the job ended before its first line.
-            let _ = fs::remove_file(&self.temporary);
+            let _ = fs::remove_file(&self.partial);
         }
     }
 }
@@ -128,7 +142,7 @@ impl Write for Target {
         match self {
             Target::Stdout => io::stdout().write(bytes),
             Target::Stderr => io::stderr().write(bytes),
-            Target::File(file) => file.writer.write(bytes),
+            Target::File(file) => file.write(bytes),
             Target::Direct(file) => file.write(bytes),
         }
     }
@@ -183,6 +197,23 @@ mod tests {
         assert_eq!(names(folder.path()), ["HPL.out", "HPL.out.partial"]);
         drop(Target::open(&Sink::File(path.clone()), "--output").unwrap());
         assert_eq!(names(folder.path()), ["HPL.out", "HPL.out.partial"]);
+    }
+
+    #[test]
+    fn what_was_written_is_there_when_the_job_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("HPL.out");
+        let partial = folder.path().join("HPL.out.partial");
+        fs::write(&partial, "of a former job, and longer").unwrap();
+        let mut target = Target::open(&Sink::File(path.clone()), "--output").unwrap();
+        assert_eq!(fs::read_to_string(&partial).unwrap(), "of a former job, and longer");
+        // Two jobs do not write into each other's report.
+        let error = Target::open(&Sink::File(path.clone()), "--output").unwrap_err().to_string();
+        assert!(error.contains("another job is writing"), "{error}");
+        writeln!(target, "new").unwrap();
+        target.flush().unwrap();
+        std::mem::forget(target); // as a killed process drops nothing
+        assert_eq!(fs::read_to_string(&partial).unwrap(), "new\n");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::super::facts::{Answer, Device, Facts, Interface};
-use super::{Run, ask};
+use super::super::facts::{Answer, Device, Facts, Interface, Kind, Nic};
+use super::{Run, ask, is_tunnel};
 
 /// `root` is `/`, or a test's copy of it.
 pub(super) fn gather(run: &dyn Run, root: &Path, facts: &mut Facts) {
@@ -19,6 +19,7 @@ pub(super) fn gather(run: &dyn Run, root: &Path, facts: &mut Facts) {
     facts.system.model = file("sys/class/dmi/id/product_name");
     facts.system.uptime = file("proc/uptime").split('.').next().and_then(|s| s.parse().ok());
     facts.cpu.governors = governors(root);
+    facts.nics = nics(&root.join("sys/class/net"));
     facts.rdma.library = match ask(run, &["ldconfig", "-p"]) {
         Answer::Is(list) => library(&list),
         _ => Answer::Unasked,
@@ -35,6 +36,44 @@ fn governors(root: &Path) -> Vec<String> {
     all.sort();
     all.dedup();
     all
+}
+
+/// ARPHRD_ETHER, as `type` has it.
+const ETHER: &str = "1";
+
+fn nics(folder: &Path) -> Vec<Nic> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut nics: Vec<Nic> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let at = entry.path();
+            let file = |path: &str| std::fs::read_to_string(at.join(path)).ok().map(|t| t.trim().to_string());
+            let is_there = |path: &str| at.join(path).exists();
+            let kind = if is_there("wireless") || is_there("phy80211") {
+                Kind::Wifi
+            } else if is_there("tun_flags") || is_there("bridge") || is_tunnel(&name) {
+                Kind::Tunnel
+            } else if name.starts_with("thunderbolt") {
+                Kind::Thunderbolt
+            } else if file("type").as_deref() == Some(ETHER) {
+                Kind::Ethernet
+            } else {
+                Kind::Other
+            };
+            // What is down has no speed, and reading it fails.
+            let mbits = file("speed").and_then(|text| text.parse::<i64>().ok()).filter(|&m| m > 0);
+            Some(Nic {
+                up: file("operstate")? == "up",
+                mtu: file("mtu").and_then(|text| text.parse().ok()),
+                mbits: mbits.and_then(|m| u32::try_from(m).ok()),
+                kind,
+                name,
+            })
+        })
+        .filter(|nic| nic.name != "lo")
+        .collect();
+    nics.sort_by(|a, b| a.name.cmp(&b.name));
+    nics
 }
 
 /// From the loader's list.
@@ -99,6 +138,20 @@ mod tests {
         write("sys/class/infiniband/rxe0/ports/1/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000\n");
         write("sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/0", "eth1\n");
         write("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
+        for (name, state, kind) in [
+            ("eth1", "up", "1"),
+            ("wlan0", "down", "1"),
+            ("tun3", "unknown", "65534"),
+            ("br-0", "up", "1"),
+            ("ib0", "up", "32"),
+            ("lo", "unknown", "772"),
+        ] {
+            write(&format!("sys/class/net/{name}/operstate"), state);
+            write(&format!("sys/class/net/{name}/type"), kind);
+            write(&format!("sys/class/net/{name}/mtu"), "1500\n");
+            write(&format!("sys/class/net/{name}/speed"), if name == "eth1" { "10000\n" } else { "-1\n" });
+        }
+        write("sys/class/net/wlan0/phy80211/name", "phy0");
         let run = Recorded::default()
             .with("ldconfig -p", "\tlibibverbs.so.1 (libc6,x86-64) => /lib/libibverbs.so.1\n");
         let mut facts = Facts::default();
@@ -118,6 +171,18 @@ mod tests {
             (Some(true), 2, Some(1))
         );
         assert_eq!(devices[1].interface.as_ref().unwrap().name, "eth1");
+        let nics: Vec<_> = facts.nics.iter().map(|n| (n.name.as_str(), n.kind, n.up, n.mbits)).collect();
+        assert_eq!(
+            nics,
+            [
+                ("br-0", Kind::Tunnel, true, None),
+                ("eth1", Kind::Ethernet, true, Some(10_000)),
+                ("ib0", Kind::Other, true, None),
+                ("tun3", Kind::Tunnel, false, None),
+                ("wlan0", Kind::Wifi, false, None)
+            ]
+        );
+        assert_eq!(facts.nics[1].mtu, Some(1500));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::super::facts::{Answer, Device, Facts, Interface, Limits, Port};
-use super::{Run, ask, read, value};
+use super::super::facts::{Answer, Device, Facts, Interface, Kind, Limits, Nic, Port};
+use super::{Run, ask, is_tunnel, read, value};
 
 /// Programs that set the addresses of Thunderbolt interfaces, or hold RDMA devices, on their own account.
 const MANAGERS: [&str; 2] = ["exo", "jaccl"];
@@ -35,6 +35,7 @@ pub(super) fn gather(run: &dyn Run, facts: &mut Facts) {
     rdma.ports = ports(&profile, &names);
     let interfaces = text(&["ifconfig"]);
     rdma.bridge = bridge(&interfaces);
+    facts.nics = nics(&interfaces, &names);
     let processes = text(&["ps", "-axco", "command"]);
     rdma.managers =
         MANAGERS.into_iter().filter(|m| processes.lines().any(|l| l.trim() == *m)).map(Into::into).collect();
@@ -105,9 +106,8 @@ fn fastest(profile: &str) -> Option<u32> {
     best
 }
 
-/// The ports, their network interfaces, and the ports at the other ends.
-fn ports(profile: &str, names: &str) -> Vec<Port> {
-    let Ok(profile) = serde_json::from_str::<serde_json::Value>(profile) else { return Vec::new() };
+/// What the system calls its ports, each with its network interface: `("Thunderbolt 1", "en5")`.
+fn hardware_ports(names: &str) -> Vec<(&str, &str)> {
     let mut interfaces = Vec::new();
     let mut name = "";
     for line in names.lines() {
@@ -117,6 +117,47 @@ fn ports(profile: &str, names: &str) -> Vec<Port> {
             interfaces.push((name, device.trim()));
         }
     }
+    interfaces
+}
+
+/// All interfaces of `ifconfig` but loopback, and what they are by the list of hardware ports.
+fn nics(interfaces: &str, names: &str) -> Vec<Nic> {
+    let ports = hardware_ports(names);
+    let heads = interfaces.lines().filter(|l| !l.starts_with(char::is_whitespace));
+    let nic = |head: &str| {
+        let (name, rest) = head.split_once(": flags=")?;
+        let words = |key: &str| rest.split_whitespace().skip_while(|w| *w != key).nth(1).map(str::to_string);
+        let lines: Vec<&str> = block(interfaces, name).collect();
+        let status = lines.iter().find_map(|l| l.trim().strip_prefix("status: "));
+        let media = lines.iter().find_map(|l| l.trim().strip_prefix("media: ")).unwrap_or_default();
+        let port = ports.iter().find(|(_, device)| *device == name).map_or("", |(port, _)| *port);
+        let kind = if is_tunnel(name) {
+            Kind::Tunnel
+        } else if port == "Wi-Fi" {
+            Kind::Wifi
+        } else if port.starts_with("Thunderbolt") {
+            Kind::Thunderbolt
+        } else if port.contains("Ethernet") || port.contains("LAN") {
+            Kind::Ethernet
+        } else {
+            Kind::Other
+        };
+        // `autoselect (1000baseT <full-duplex>)`, `autoselect (10Gbase-T <full-duplex>)`
+        let speed = media.split(['(', ' ']).find_map(|word| word.split_once("base")).map(|(speed, _)| speed);
+        let mbits = speed.and_then(|speed| match speed.strip_suffix('G') {
+            Some(gbits) => gbits.parse::<f64>().ok().map(|g| (g * 1000.0) as u32),
+            None => speed.parse().ok(),
+        });
+        let up = status == Some("active");
+        Some(Nic { name: name.into(), kind, up, mtu: words("mtu").and_then(|m| m.parse().ok()), mbits })
+    };
+    heads.filter_map(nic).filter(|nic| !nic.name.starts_with("lo")).collect()
+}
+
+/// The ports, their network interfaces, and the ports at the other ends.
+fn ports(profile: &str, names: &str) -> Vec<Port> {
+    let Ok(profile) = serde_json::from_str::<serde_json::Value>(profile) else { return Vec::new() };
+    let interfaces = hardware_ports(names);
     let port = |bus: &serde_json::Value| {
         let receptacle = bus["receptacle_1_tag"]["receptacle_id_key"].as_str()?;
         let wanted = format!("Thunderbolt {receptacle}");
@@ -270,6 +311,12 @@ hca_id:\trdma_en1
             (&Answer::Is(true), Some("1"), Some(5))
         );
         assert_eq!(rdma.bridge, ["en1", "en2"]);
+        let nics: Vec<_> = facts.nics.iter().map(|n| (n.name.as_str(), n.kind, n.up, n.mtu)).collect();
+        assert_eq!(nics[0], ("en2", Kind::Thunderbolt, true, Some(1500)));
+        assert_eq!(
+            nics[1..],
+            [("en20", Kind::Other, false, Some(1500)), ("bridge0", Kind::Other, false, Some(1500))]
+        );
         assert_eq!(rdma.managers, ["exo"]);
         let port = |at: usize| (rdma.ports[at].interface.as_str(), rdma.ports[at].connected_to.as_deref());
         assert_eq!((rdma.ports.len(), port(0), port(1)), (2, ("en1", None), ("en2", Some("PEER"))));
@@ -281,6 +328,35 @@ hca_id:\trdma_en1
         assert!(one.interface.as_ref().unwrap().is_self_assigned());
         assert_eq!((two.active, two.limits), (Some(false), None));
         assert!(two.interface.as_ref().unwrap().ipv4.is_empty());
+    }
+
+    #[test]
+    fn interfaces_are_known_by_their_ports() {
+        let interfaces = "\
+en0: flags=8863<UP,RUNNING> mtu 9000
+\tmedia: autoselect (10Gbase-T <full-duplex>)
+\tstatus: active
+en1: flags=8863<UP,RUNNING> mtu 1500
+\tmedia: autoselect
+\tstatus: active
+en7: flags=8863<UP,RUNNING> mtu 1500
+\tmedia: autoselect (100baseTX <full-duplex>)
+\tstatus: inactive
+utun0: flags=8051<UP,POINTOPOINT> mtu 1380
+";
+        let ports = "Hardware Port: Ethernet\nDevice: en0\n\nHardware Port: Wi-Fi\nDevice: en1\n\n\
+                     Hardware Port: USB 10/100 LAN\nDevice: en7\n";
+        let nic =
+            |name: &str, kind, up, mtu, mbits| Nic { name: name.into(), kind, up, mtu: Some(mtu), mbits };
+        assert_eq!(
+            nics(interfaces, ports),
+            [
+                nic("en0", Kind::Ethernet, true, 9000, Some(10_000)),
+                nic("en1", Kind::Wifi, true, 1500, None),
+                nic("en7", Kind::Ethernet, false, 1500, Some(100)),
+                nic("utun0", Kind::Tunnel, false, 1380, None)
+            ]
+        );
     }
 
     #[test]

@@ -48,6 +48,27 @@ fn name(run: &dyn Run) -> String {
     }
 }
 
+/// Whether an interface of this name belongs to a VPN, or to containers or virtual machines.
+fn is_tunnel(name: &str) -> bool {
+    let prefixes = [
+        "utun",
+        "tun",
+        "tap",
+        "ipsec",
+        "ppp",
+        "wg",
+        "tailscale",
+        "zt",
+        "gif",
+        "stf",
+        "docker",
+        "virbr",
+        "vmnet",
+        "br-",
+    ];
+    prefixes.iter().any(|prefix| name.starts_with(prefix))
+}
+
 fn ask(run: &dyn Run, command: &[&str]) -> Answer<String> {
     run.run(command, PATIENCE)
 }

@@ -1,0 +1,82 @@
+//! What is known of a failure, and which part of it the user is told.
+
+/// How it ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// The exit code.
+    pub code: u8,
+    /// What failed first, in words that name rank and host; nothing when nothing did.
+    pub words: Option<String>,
+}
+
+/// How much a failure explains: of several, the one that explains most is told, then the first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Weight {
+    /// The user wanted it.
+    Wanted,
+    /// A rank was killed, failed by itself, or a host cannot take part.
+    Cause,
+    /// A host is out of reach.
+    HostLost,
+    /// A rank suffered from the failure of another.
+    Consequence,
+}
+
+/// All that was heard of failures, in order.
+#[derive(Debug, Default)]
+pub struct Evidence {
+    failures: Vec<(Weight, u8, String)>,
+    /// In the words of a rank that waited for the one that failed.
+    noticed: Option<String>,
+}
+
+impl Evidence {
+    /// One more failure: how much it explains, its exit code, its words.
+    pub fn add(&mut self, weight: Weight, code: u8, words: String) {
+        self.failures.push((weight, code, words));
+    }
+
+    /// A rank has noticed the failure of another, before it was told of it: over which link, and what it waited for.
+    pub fn noticed(&mut self, words: &str) {
+        self.noticed.get_or_insert_with(|| words.lines().next().unwrap_or_default().to_string());
+    }
+
+    /// The verdict. `started`: whether any rank was; before that all hosts that cannot take part are told.
+    pub fn verdict(&self, started: bool) -> Verdict {
+        let Some(best) = self.failures.iter().map(|(weight, ..)| *weight).min() else {
+            return Verdict { code: 0, words: None };
+        };
+        let mut told = self.failures.iter().filter(|(weight, ..)| *weight == best);
+        let (code, mut words) =
+            told.next().map_or((0, String::new()), |(_, code, words)| (*code, words.clone()));
+        if !started {
+            told.for_each(|(.., more)| words = format!("{words}\n{more}"));
+        }
+        if let Some(noticed) = self
+            .noticed
+            .as_ref()
+            .filter(|n| matches!(best, Weight::Cause | Weight::HostLost) && !words.contains(*n))
+        {
+            words = format!("{words}\n    noticed by {noticed}");
+        }
+        Verdict { code, words: Some(words) }
+    }
+}
+
+/// A signal's number and name.
+pub fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGINT => "SIGINT",
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGPIPE => "SIGPIPE",
+        _ => return format!("signal {signal}"),
+    };
+    format!("signal {signal} ({name})")
+}

@@ -1,0 +1,441 @@
+//! The launcher's decisions, without I/O and without a clock: what agents say and time go in, orders and a verdict
+//! come out.
+//!
+//! ```text
+//! Checking ──all ready──▶ Running ──all ranks ended──▶ Leaving ──all agents gone──▶ Over
+//!     │                      │                                                       ▲
+//!     └──────────────────────┴── a failure, a signal ──▶ Ending ──all agents gone────┤
+//!                                                          └──half the bound: Kill; a little later: cut ──┘
+//! ```
+
+mod evidence;
+mod rendezvous;
+#[cfg(test)]
+mod tests;
+
+pub use evidence::Verdict;
+
+use std::time::{Duration, Instant};
+
+use fulmen::job::messages::{Complaint, Ending, How, News, Order, grace, silence};
+
+use self::evidence::{Evidence, Weight, signal_name};
+use self::rendezvous::Rendezvous;
+
+/// What the launcher does next.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Act {
+    /// Give this order to one agent.
+    Tell(usize, Order),
+    /// Give this order to all agents that are there.
+    TellAll(Order),
+    /// End the connection to this agent by force: it does not answer.
+    Cut(usize),
+    /// Tell the user.
+    Say(String),
+}
+
+/// What one host is to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostPlan {
+    /// Its name.
+    pub name: String,
+    /// Its ranks.
+    pub ranks: Vec<usize>,
+}
+
+/// Time limits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Agents must be ready so long after the start.
+    pub start: Duration,
+    /// The ranks' rendezvous must be over so long after the first came.
+    pub meet: Duration,
+    /// A failed job must be over so long after the failure, its discovery included.
+    pub bound: Duration,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Checking,
+    Running,
+    Leaving,
+    Ending,
+}
+
+#[derive(Debug)]
+struct Host {
+    plan: HostPlan,
+    ready: bool,
+    gone: bool,
+    pid: Option<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Rank {
+    host: usize,
+    pid: Option<u32>,
+    complaint: Option<Complaint>,
+    ended: bool,
+    /// It ended because it was asked to, or by itself after the failure.
+    kept: Option<String>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Conduct {
+    limits: Limits,
+    phase: Phase,
+    began: Instant,
+    hosts: Vec<Host>,
+    ranks: Vec<Rank>,
+    rendezvous: Rendezvous,
+    evidence: Evidence,
+    /// When the first failure was known.
+    failed: Option<Instant>,
+    /// What the ranks were told to end with.
+    reason: Option<String>,
+    killed: bool,
+    signals: u32,
+    ticked: Instant,
+    /// Nobody's silence counts from before: the launcher itself was stopped.
+    awake: Instant,
+}
+
+impl Conduct {
+    /// A job about to start.
+    pub fn new(plans: Vec<HostPlan>, limits: Limits, now: Instant) -> Conduct {
+        let size = plans.iter().map(|p| p.ranks.len()).sum();
+        let mut ranks: Vec<Rank> = (0..size).map(|_| Rank::default()).collect();
+        for (host, plan) in plans.iter().enumerate() {
+            plan.ranks.iter().for_each(|&rank| ranks[rank].host = host);
+        }
+        let hosts =
+            plans.into_iter().map(|plan| Host { plan, ready: false, gone: false, pid: None }).collect();
+        Conduct {
+            limits,
+            phase: Phase::Checking,
+            began: now,
+            hosts,
+            ranks,
+            rendezvous: Rendezvous::new(size),
+            evidence: Evidence::default(),
+            failed: None,
+            reason: None,
+            killed: false,
+            signals: 0,
+            ticked: now,
+            awake: now,
+        }
+    }
+
+    /// Whether every agent is gone, and with it all it has started.
+    pub fn is_over(&self) -> bool {
+        self.hosts.iter().all(|h| h.gone)
+    }
+
+    /// Whether words are those that ranks were told to end with.
+    fn is_echo(&self, words: &str) -> bool {
+        self.reason.as_deref().and_then(|r| r.lines().next()).is_some_and(|line| words.contains(line))
+    }
+
+    /// Whether an agent is at work.
+    fn is_there(&self, host: usize) -> bool {
+        self.hosts[host].ready && !self.hosts[host].gone
+    }
+
+    fn name(&self, rank: usize) -> String {
+        let r = &self.ranks[rank];
+        let pid = r.pid.map_or(String::new(), |pid| format!(", pid {pid}"));
+        format!("rank {rank} ({}{pid})", self.hosts[r.host].plan.name)
+    }
+
+    fn fail(&mut self, weight: Weight, code: u8, words: String, now: Instant) -> Vec<Act> {
+        let reason = words.clone();
+        self.evidence.add(weight, code, words);
+        if self.failed.is_some() {
+            return vec![];
+        }
+        self.failed = Some(now);
+        self.reason = Some(reason.clone());
+        self.phase = Phase::Ending;
+        vec![Act::TellAll(Order::End(Ending { code, reason }))]
+    }
+
+    /// An agent said something. Output and the like never come here.
+    pub fn hear(&mut self, host: usize, news: News, now: Instant) -> Vec<Act> {
+        // An agent speaks for its own ranks only.
+        let rank_of = |rank: u32| {
+            let rank = rank as usize;
+            self.ranks.get(rank).filter(|r| r.host == host).map(|_| rank)
+        };
+        match news {
+            News::Ready { pid, notes } => {
+                self.hosts[host].ready = true;
+                self.hosts[host].pid = Some(pid);
+                let name = &self.hosts[host].plan.name;
+                let mut acts: Vec<Act> =
+                    notes.into_iter().map(|n| Act::Say(format!("{name}: {n}"))).collect();
+                if self.phase == Phase::Checking && self.hosts.iter().all(|h| h.ready) {
+                    self.phase = Phase::Running;
+                    acts.push(Act::TellAll(Order::Go));
+                }
+                acts
+            }
+            News::Refused(Ending { code, reason }) => {
+                let words = format!("{}: {reason}", self.hosts[host].plan.name);
+                self.fail(Weight::Cause, code.max(1), words, now)
+            }
+            News::Started { rank, pid } => {
+                if let Some(rank) = rank_of(rank) {
+                    self.ranks[rank].pid = Some(pid);
+                }
+                vec![]
+            }
+            News::Gather { rank, round, bytes } => match rank_of(rank) {
+                Some(rank) => self.gather(rank, round, bytes, now),
+                None => vec![],
+            },
+            News::Failed { rank, complaint } => match rank_of(rank) {
+                Some(rank) if self.ranks[rank].complaint.is_none() => {
+                    let weight = if complaint.follows { Weight::Consequence } else { Weight::Cause };
+                    let words = match complaint.words.is_empty() {
+                        true => format!("{} failed; it has said why above", self.name(rank)),
+                        false => format!("{}: {}", self.name(rank), complaint.words),
+                    };
+                    let code = complaint.code.max(1);
+                    // Who was told to end says what he was told.
+                    if complaint.follows && !complaint.words.is_empty() && !self.is_echo(&complaint.words) {
+                        self.evidence.noticed(&words);
+                    }
+                    self.ranks[rank].complaint = Some(complaint);
+                    self.fail(weight, code, words, now)
+                }
+                _ => vec![],
+            },
+            News::Ended { rank, how, asked } => match rank_of(rank) {
+                Some(rank) if !self.ranks[rank].ended => self.ended(rank, how, asked, now),
+                _ => vec![],
+            },
+            News::Kept { rank, why } => match rank_of(rank) {
+                Some(rank) if self.ranks[rank].kept.is_none() => {
+                    let words = format!(
+                        "{} does not end, and must not be killed hard: {why}\n    end it by hand when it is done",
+                        self.name(rank)
+                    );
+                    self.ranks[rank].kept = Some(why);
+                    vec![Act::Say(words)]
+                }
+                _ => vec![],
+            },
+            News::Beat | News::Output { .. } | News::Taken(_) => vec![],
+        }
+    }
+
+    fn gather(&mut self, rank: usize, round: u32, bytes: Vec<u8>, now: Instant) -> Vec<Act> {
+        match self.rendezvous.word(rank, round, bytes, now) {
+            Ok(Some(parts)) => vec![Act::TellAll(Order::Gathered { round, parts })],
+            Ok(None) => vec![],
+            Err(_) => {
+                let words = format!("{} does not keep to the rendezvous (round {round})", self.name(rank));
+                self.fail(Weight::Cause, 4, words, now)
+            }
+        }
+    }
+
+    fn ended(&mut self, rank: usize, how: How, asked: bool, now: Instant) -> Vec<Act> {
+        self.ranks[rank].ended = true;
+        let told = self.ranks[rank].complaint.is_some();
+        let mut acts = match how {
+            How::Code(0) => vec![],
+            // It has had its say, or did as it was told.
+            _ if told || (asked && self.failed.is_some()) => vec![],
+            _ if asked => {
+                let words = format!("{} was ended by its agent", self.name(rank));
+                self.fail(Weight::Consequence, 4, words, now)
+            }
+            How::Code(code) => {
+                // After a failure, others end with codes of their own.
+                let weight = if self.failed.is_some() { Weight::Consequence } else { Weight::Cause };
+                let words = format!(
+                    "{} ended with exit code {code}\n    its own words, if any, are above",
+                    self.name(rank)
+                );
+                self.fail(weight, code, words, now)
+            }
+            How::Signal(signal) => {
+                let why = match signal {
+                    libc::SIGKILL => {
+                        "by hand, by a job scheduler, or by the system for lack of memory (see dmesg)"
+                    }
+                    _ => "by hand, by a job scheduler, or by a fault of the program",
+                };
+                let words = format!("{} was killed by {}\n    {why}", self.name(rank), signal_name(signal));
+                self.fail(Weight::Cause, 4, words, now)
+            }
+        };
+        if self.phase == Phase::Running && self.ranks.iter().all(|r| r.ended) {
+            self.phase = Phase::Leaving;
+            acts.push(Act::TellAll(Order::End(Ending { code: 0, reason: String::new() })));
+        }
+        acts
+    }
+
+    /// The connection to an agent has ended. `words`: what ssh said, and how it ended.
+    pub fn lost(&mut self, host: usize, words: &str, now: Instant) -> Vec<Act> {
+        if self.hosts[host].gone {
+            return vec![];
+        }
+        self.hosts[host].gone = true;
+        let mine = |r: &Rank| r.host == host && !r.ended;
+        let left: Vec<usize> = (0..self.ranks.len()).filter(|&r| mine(&self.ranks[r])).collect();
+        left.iter().for_each(|&r| self.ranks[r].ended = true);
+        let name = &self.hosts[host].plan.name;
+        let words = words.replace('\n', "\n    ");
+        let (weight, words) = match self.phase {
+            // All the agents that never came are named, not only the first.
+            Phase::Checking | Phase::Ending if !self.hosts[host].ready => {
+                (Weight::Cause, format!("{name}: no agent could be started\n    {words}"))
+            }
+            // Of a job that is ending too: an agent that leaves in order has told the end of its ranks.
+            Phase::Checking | Phase::Running | Phase::Ending => {
+                let lost = format!("{name}: the connection to its agent ended, and with it {}", ranks(&left));
+                (Weight::HostLost, format!("{lost}\n    {words}"))
+            }
+            Phase::Leaving => return vec![],
+        };
+        if self.phase == Phase::Ending && (self.signals > 0 || (self.hosts[host].ready && left.is_empty())) {
+            return vec![];
+        }
+        self.fail(weight, 4, words, now)
+    }
+
+    /// The user wants it to end.
+    pub fn signal(&mut self, now: Instant) -> Vec<Act> {
+        self.signals += 1;
+        match self.signals {
+            1 => self.fail(Weight::Wanted, 5, "interrupted".into(), now),
+            _ => self.kill(),
+        }
+    }
+
+    /// The job is to end for a reason that lies outside of it.
+    pub fn give_up(&mut self, code: u8, words: String, now: Instant) -> Vec<Act> {
+        self.fail(Weight::Wanted, code, words, now)
+    }
+
+    fn kill(&mut self) -> Vec<Act> {
+        self.killed = true;
+        vec![Act::TellAll(Order::Kill)]
+    }
+
+    /// Time passes. `heard` tells when each agent was last heard.
+    pub fn tick(&mut self, now: Instant, heard: &[Instant]) -> Vec<Act> {
+        let silence = silence(self.limits.bound);
+        if now.saturating_duration_since(self.ticked) > silence / 2 {
+            self.awake = now;
+        }
+        self.ticked = now;
+        let mut acts = vec![];
+        let awake = self.awake;
+        let since = |host: usize| now.saturating_duration_since(heard[host].max(awake));
+        let silent: Vec<usize> =
+            (0..self.hosts.len()).filter(|&h| self.is_there(h) && since(h) > silence / 2).collect();
+        for host in silent.iter().copied().filter(|&h| since(h) > silence) {
+            let others: Vec<&str> =
+                silent.iter().filter(|&&h| h != host).map(|&h| self.hosts[h].plan.name.as_str()).collect();
+            let too = match others.len() {
+                0 => String::new(),
+                1 => format!(", and so is {}", others[0]),
+                2..=4 => format!(", and so are {}", others.join(", ")),
+                n => format!(", and so are {n} others"),
+            };
+            let mut words = format!(
+                "it was silent for {:.1} s{too}: the cable, the host or its network is gone, or the agent was stopped",
+                since(host).as_secs_f64()
+            );
+            if !others.is_empty() && others.len() + 2 >= self.hosts.len() {
+                words += "\nof all other hosts nothing is heard: look at this host's own network first";
+            }
+            acts.push(Act::Cut(host));
+            acts.extend(self.lost(host, &words, now));
+        }
+        if self.phase == Phase::Checking && now.saturating_duration_since(self.began) > self.limits.start {
+            for host in 0..self.hosts.len() {
+                if !self.hosts[host].ready && !self.hosts[host].gone {
+                    let words = format!(
+                        "{}: no answer from its agent within {:.1} s\n    try `ssh -o BatchMode=yes {} true`; if it is only slow, raise --start-timeout",
+                        self.hosts[host].plan.name,
+                        self.limits.start.as_secs_f64(),
+                        self.hosts[host].plan.name
+                    );
+                    self.hosts[host].gone = true;
+                    acts.push(Act::Cut(host));
+                    acts.extend(self.fail(Weight::Cause, 4, words, now));
+                }
+            }
+        }
+        if self.phase == Phase::Running
+            && let Some(late) = self.rendezvous.late(self.limits.meet, now)
+        {
+            let who = late.iter().take(4).map(|&r| self.name(r)).collect::<Vec<_>>().join(", ");
+            let words = format!(
+                "{who}{} did not come to the rendezvous within {:.0} s, which others wait at\n    \
+                 see what it is doing; if it is only slow, raise --meet-timeout",
+                if late.len() > 4 { format!(" and {} more", late.len() - 4) } else { String::new() },
+                self.limits.meet.as_secs_f64()
+            );
+            acts.extend(self.fail(Weight::Cause, 4, words, now));
+        }
+        if let Some(failed) = self.failed {
+            let since = now.saturating_duration_since(failed);
+            // The agents need two graces; whoever has not done by then is told to be quick, then left alone.
+            if since > grace(self.limits.bound) * 5 / 2 && !self.killed {
+                acts.extend(self.kill());
+            }
+            let cut =
+                if self.signals > 1 { Duration::from_secs(1) } else { grace(self.limits.bound) * 7 / 2 };
+            if self.killed && since > cut {
+                for host in 0..self.hosts.len() {
+                    if self.hosts[host].gone {
+                        continue;
+                    }
+                    self.hosts[host].gone = true;
+                    acts.push(Act::Cut(host));
+                    let kept = self.ranks.iter().any(|r| r.host == host && !r.ended && r.kept.is_some());
+                    if self.hosts[host].ready && !kept {
+                        acts.push(Act::Say(format!(
+                            "{}: its agent has not confirmed that all is over there\n    look for what is left: ps, on that host",
+                            self.hosts[host].plan.name
+                        )));
+                    }
+                }
+            }
+        }
+        acts
+    }
+
+    /// The verdict, once it is over.
+    pub fn verdict(&self) -> Verdict {
+        self.evidence.verdict(self.ranks.iter().any(|r| r.pid.is_some()))
+    }
+
+    /// The host of a rank.
+    pub fn host_of(&self, rank: usize) -> usize {
+        self.ranks[rank].host
+    }
+
+    /// The pid of a host's agent, if it has told.
+    pub fn agent_pid(&self, host: usize) -> Option<u32> {
+        self.hosts[host].pid
+    }
+}
+
+fn ranks(list: &[usize]) -> String {
+    match list {
+        [] => "no rank".into(),
+        [one] => format!("rank {one}"),
+        [first, .., last] if last - first + 1 == list.len() => format!("ranks {first} to {last}"),
+        _ => format!("{} ranks", list.len()),
+    }
+}
