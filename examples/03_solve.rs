@@ -39,8 +39,8 @@ fn run() -> Result<()> {
         a.lu(&world)?.solve_in_place(&world, &mut x)?;
         x.gather(0)
     })?;
-    for result in results {
-        let Some(x) = result? else { continue };
+    // Of ranks that failed, the one that was the cause.
+    for x in fulmen::all_ok(results)?.into_iter().flatten() {
         let mut worst = 0.0f64;
         for i in 0..n {
             let ax: f64 = (0..n).map(|j| system[(i, j)] * x[(j, 0)]).sum();
@@ -64,6 +64,14 @@ fn read(path: &str) -> Result<Mat<f64>> {
         rows.push(row.collect::<Result<_>>()?);
     }
     let n = rows.len();
+    if n == 0 {
+        return Err(Error::argument(
+            "FILE",
+            path,
+            "holds no numbers",
+            "give n rows of n + 1 numbers: A and b",
+        ));
+    }
     if let Some(bad) = rows.iter().position(|row| row.len() != n + 1) {
         let problem = format!("row {} has {} numbers, not {}", bad + 1, rows[bad].len(), n + 1);
         return Err(Error::argument("FILE", path, problem, "give n rows of n + 1 numbers: A and b"));

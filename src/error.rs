@@ -55,7 +55,7 @@ pub enum Error {
     },
 
     /// A peer was lost while something was owed by it.
-    #[error("rank {rank} ({host}, {link}) {}{}, waited for by rank {by}\n    {}", describe_loss(.loss, .after), spaced(.waiting_for), loss_remedy(.loss))]
+    #[error("rank {rank} ({host}, {link}) {}{}, waited for by rank {by}\n    {}", describe_loss(.loss, .after), spaced(.waiting_for), loss_remedy(.loss, .link))]
     PeerLost {
         /// The lost rank.
         rank: usize,
@@ -147,11 +147,28 @@ fn spaced(what: &str) -> String {
     if what.is_empty() { String::new() } else { format!(" {what}") }
 }
 
-fn loss_remedy(loss: &Loss) -> &'static str {
+fn loss_remedy(loss: &Loss, link: &str) -> &'static str {
     match loss {
+        Loss::Silent if ["shm", "mem"].contains(&link) => {
+            "its process was stopped (SIGSTOP, a debugger), or had no CPU for so long: look at it with ps and top"
+        }
         Loss::Gone => "its process ended or was killed: look at its host's log for the reason",
-        Loss::Silent => "the cable or the host is gone, or the process was stopped",
+        Loss::Silent => {
+            "the cable or the host is gone, or the process was stopped: ping its host, and look at the process with ps"
+        }
         Loss::Slow => "the host is overloaded or swapping, or the deadline is too short for this problem",
+    }
+}
+
+/// What each rank of a job returned, as of [`crate::World::threads`]; or the failure that was the cause of the others.
+///
+/// # Errors
+/// The first of the ranks' errors that is no consequence of another's.
+pub fn all_ok<R>(results: Vec<Result<R>>) -> Result<Vec<R>> {
+    let errors = || results.iter().filter_map(|result| result.as_ref().err());
+    match errors().find(|e| !e.is_consequence()).or_else(|| errors().next()) {
+        Some(cause) => Err(cause.clone()),
+        None => results.into_iter().collect(),
     }
 }
 
@@ -169,6 +186,11 @@ impl Error {
         }
     }
 
+    /// Whether this only tells that another rank has failed: that rank's error is the cause.
+    pub fn is_consequence(&self) -> bool {
+        matches!(self, Error::Aborted { .. })
+    }
+
     /// Shorthand for [`Error::Argument`].
     pub fn argument(
         name: impl Into<String>,
@@ -182,5 +204,20 @@ impl Error {
             problem: problem.into(),
             remedy: remedy.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_told_not_what_followed() {
+        let cause = Error::argument("N", 0, "is no size", "give one");
+        let follows = || Err::<u8, _>(Error::Aborted { by: 1, reason: cause.to_string() });
+        assert_eq!(all_ok(vec![Ok(1), Ok(2)]).unwrap(), [1, 2]);
+        let told = all_ok(vec![follows(), Ok(3), Err(cause.clone())]).unwrap_err();
+        assert_eq!((told.exit_code(), told.to_string()), (2, cause.to_string()));
+        assert_eq!(all_ok(vec![Ok(0), follows()]).unwrap_err().exit_code(), 4);
     }
 }

@@ -53,7 +53,7 @@ pub mod solver;
 pub mod world;
 
 pub use dist::{Blocks, Desc, DistMatrix};
-pub use error::{Error, Result};
+pub use error::{Error, Result, all_ok};
 pub use fulmen_kernels as kernels;
 pub use grid::{Grid, Order};
 pub use job::Job;

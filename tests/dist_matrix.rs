@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fulmen::dist::{Desc, DistMatrix, Global};
 use fulmen::fabric::{Fabric, mem};
-use fulmen::{Error, Grid, Order, Result};
+use fulmen::{Error, Grid, Order, Result, Setup, World};
 use fulmen_kernels::{Mat, Scalar, c32, c64};
 use proptest::prelude::*;
 
@@ -251,4 +251,23 @@ fn ranks_may_own_their_matrices_on_any_thread() {
     sendable::<fulmen::dist::DistMut<'static, f64>>();
     sendable::<fulmen::comm::PanelBcast<f64>>();
     sendable::<fulmen::comm::AllToAllSmall<f64>>();
+}
+
+/// Ranks that mean different matrices are told so, all of them, before anything is done with one.
+#[test]
+fn ranks_that_disagree_are_refused() {
+    for (at, name) in ["M", "N", "MB", "NB", "RSRC", "CSRC"].into_iter().enumerate() {
+        let results = World::threads(4, &Setup { threads: 1, ..Setup::default() }, |world| {
+            let grid = world.grid(2, 2)?;
+            let mut x = [40, 30, 8, 4, 0, 0];
+            x[at] += usize::from(world.rank() == 2);
+            let desc = Desc::new(x[0], x[1], x[2], x[3]).with_source(x[4], x[5]);
+            DistMatrix::<f32>::zeros(&grid, desc).map(|_| ())
+        });
+        for result in results.unwrap() {
+            let said = result.unwrap_err().to_string();
+            assert!(said.starts_with(&format!("{name}: ")) && said.contains("do not agree"), "{said}");
+        }
+    }
+    assert_eq!(World::threads(0, &Setup::default(), |_| Ok(())).unwrap_err().exit_code(), 2);
 }

@@ -1,5 +1,7 @@
 //! Chooses what the user left open, and says why.
 
+use std::cmp::Ordering;
+
 use crate::machine::Host;
 use crate::params::Input;
 use crate::plan::{self, Rate};
@@ -65,9 +67,12 @@ pub fn fill(
             _ => format!("{ranks} ranks, as square as they go; P <= Q"),
         };
         choices.push(Choice { what: "grid", value: format!("{p}x{q}"), why });
-        let all = ranks * threads >= host.cores;
         let cores = units::count(host.cores, "core");
-        let why = if all { format!("all {cores}") } else { format!("{} of {cores}", ranks * threads) };
+        let why = match (ranks * threads).cmp(&host.cores) {
+            Ordering::Less => format!("{} of {cores}", ranks * threads),
+            Ordering::Equal => format!("all {cores}"),
+            Ordering::Greater => format!("{} take turns on {cores}", ranks * threads),
+        };
         choices.push(Choice { what: "threads", value: format!("{threads} a rank"), why });
     }
     let n = if given.n {

@@ -60,19 +60,19 @@ pub struct Cli {
     pub input: Option<PathBuf>,
 
     /// Orders of the matrix
-    #[arg(short = 'N', value_delimiter = ',', value_parser = |s: &str| whole(s, 0), help_heading = PROBLEM)]
+    #[arg(short = 'N', value_delimiter = ',', allow_negative_numbers = true, value_parser = |s: &str| whole(s, 0), help_heading = PROBLEM)]
     pub n: Option<Vec<usize>>,
 
     /// Block sizes
-    #[arg(long, value_delimiter = ',', value_parser = |s: &str| whole(s, 1), help_heading = PROBLEM)]
+    #[arg(long, value_delimiter = ',', allow_negative_numbers = true, value_parser = |s: &str| whole(s, 1), help_heading = PROBLEM)]
     pub nb: Option<Vec<usize>>,
 
     /// Process rows, one a grid
-    #[arg(short = 'P', value_delimiter = ',', value_parser = |s: &str| whole(s, 1), help_heading = PROBLEM)]
+    #[arg(short = 'P', value_delimiter = ',', allow_negative_numbers = true, value_parser = |s: &str| whole(s, 1), help_heading = PROBLEM)]
     pub p: Option<Vec<usize>>,
 
     /// Process columns, one a grid
-    #[arg(short = 'Q', value_delimiter = ',', value_parser = |s: &str| whole(s, 1), help_heading = PROBLEM)]
+    #[arg(short = 'Q', value_delimiter = ',', allow_negative_numbers = true, value_parser = |s: &str| whole(s, 1), help_heading = PROBLEM)]
     pub q: Option<Vec<usize>>,
 
     /// Order of the ranks on the grid: row or column
@@ -84,11 +84,11 @@ pub struct Cli {
     pub threshold: Option<f64>,
 
     /// Seed of the matrix generator (netlib's is 100)
-    #[arg(long, value_name = "SEED", help_heading = PROBLEM)]
+    #[arg(long, allow_negative_numbers = true, value_name = "SEED", help_heading = PROBLEM)]
     pub seed: Option<u64>,
 
     /// Look-ahead depths
-    #[arg(long, value_delimiter = ',', value_parser = |s: &str| whole(s, 0), help_heading = ALGORITHM)]
+    #[arg(long, value_delimiter = ',', allow_negative_numbers = true, value_parser = |s: &str| whole(s, 0), help_heading = ALGORITHM)]
     pub depth: Option<Vec<usize>>,
 
     /// Panel broadcasts: 1ring 1ringM 2ring 2ringM long longM, or 0 to 5
@@ -104,11 +104,11 @@ pub struct Cli {
     pub rfact: Option<Vec<Fact>>,
 
     /// Columns at which the recursion stops
-    #[arg(long, value_delimiter = ',', value_parser = |s: &str| whole(s, 1), help_heading = ALGORITHM)]
+    #[arg(long, value_delimiter = ',', allow_negative_numbers = true, value_parser = |s: &str| whole(s, 1), help_heading = ALGORITHM)]
     pub nbmin: Option<Vec<usize>>,
 
     /// Parts per recursion step
-    #[arg(long, value_delimiter = ',', value_parser = |s: &str| whole(s, 2), help_heading = ALGORITHM)]
+    #[arg(long, value_delimiter = ',', allow_negative_numbers = true, value_parser = |s: &str| whole(s, 2), help_heading = ALGORITHM)]
     pub ndiv: Option<Vec<usize>>,
 
     /// Row exchange: binary long mix, or 0 to 2
@@ -116,31 +116,32 @@ pub struct Cli {
     pub swap: Option<Swap>,
 
     /// Columns up to which mix uses the binary exchange
-    #[arg(long, value_parser = |s: &str| whole(s, 0), value_name = "COLUMNS", help_heading = ALGORITHM)]
+    #[arg(long, allow_negative_numbers = true, value_parser = |s: &str| whole(s, 0), value_name = "COLUMNS", help_heading = ALGORITHM)]
     pub swap_threshold: Option<usize>,
 
     /// Ranks to start [default: what the largest grid needs]
-    #[arg(long, value_parser = |s: &str| whole(s, 1), help_heading = MACHINE)]
+    #[arg(long, allow_negative_numbers = true, value_parser = |s: &str| whole(s, 1), help_heading = MACHINE)]
     pub ranks: Option<usize>,
 
     /// Threads of each rank [default: the cores, shared out]
-    #[arg(long, value_parser = |s: &str| whole(s, 1), help_heading = MACHINE)]
+    #[arg(long, allow_negative_numbers = true, value_parser = |s: &str| whole(s, 1), help_heading = MACHINE)]
     pub threads: Option<usize>,
 
     /// What the ranks are: mem = threads of one process, shm = processes of this machine [default: mem]
     #[arg(long, value_enum, help_heading = MACHINE)]
     pub fabric: Option<Fabric>,
 
-    /// Who computes: native, reference, blas (the first one found), blas:NAME or blas:PATH [default: native]
+    /// Who computes: native (native:avx512, avx2, neon, portable force an instruction set), reference, blas (the first
+    /// one found), blas:NAME or blas:PATH [default: native]
     #[arg(long, value_parser = kernels, value_name = "KERNELS", help_heading = MACHINE)]
     pub kernels: Option<String>,
 
     /// A rank that gives no sign of life for this long is lost
-    #[arg(long, value_parser = seconds, value_name = "SECONDS", default_value = "10", help_heading = MACHINE)]
+    #[arg(long, allow_negative_numbers = true, value_parser = seconds, value_name = "SECONDS", default_value = "10", help_heading = MACHINE)]
     pub silence: Option<Duration>,
 
     /// A living rank that owes data for this long is given up
-    #[arg(long, value_parser = seconds, value_name = "SECONDS", default_value = "600", help_heading = MACHINE)]
+    #[arg(long, allow_negative_numbers = true, value_parser = seconds, value_name = "SECONDS", default_value = "600", help_heading = MACHINE)]
     pub timeout: Option<Duration>,
 
     /// Say what would run, how much memory and time it takes, and end
@@ -163,7 +164,7 @@ pub struct Cli {
     #[arg(long, help_heading = REPORT)]
     pub hash: bool,
 
-    /// Print nothing but the HPL.out report, warnings and errors
+    /// Print nothing but the HPL.out report, warnings, errors, and hashes if asked for
     #[arg(long, short, help_heading = REPORT)]
     pub quiet: bool,
 }
@@ -205,6 +206,12 @@ fn whole(text: &str, least: usize) -> Result<usize, String> {
         Ok(value) if value < least => Err(format!("must be at least {least}")),
         Ok(value) if value > i32::MAX as usize => Err(format!("must be at most {}", i32::MAX)),
         Ok(value) => Ok(value),
+        Err(_) if text.parse::<i128>().is_ok_and(|value| value < 0) => {
+            Err(format!("must be at least {least}"))
+        }
+        Err(_) if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) => {
+            Err(format!("must be at most {}", i32::MAX))
+        }
         Err(_) => {
             let plain: String = text.chars().filter(|c| !matches!(c, '_' | '\'')).collect();
             Err(match plain.parse::<f64>() {
@@ -269,6 +276,10 @@ fn swap(text: &str) -> Result<Swap, String> {
 fn threshold(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() => Ok(value),
+        Ok(_) => {
+            Err("not a finite number: write the limit of the residual, such as 16; 0 checks nothing"
+                .to_string())
+        }
         _ => Err("not a number: write the limit of the residual, such as 16".to_string()),
     }
 }
@@ -286,7 +297,10 @@ fn kernels(text: &str) -> Result<String, String> {
     match text {
         "native" | "reference" | "blas" => Ok(text.to_string()),
         _ if text.starts_with("native:") || text.starts_with("blas:") => Ok(text.to_string()),
-        _ => Err("write native, reference, blas, blas:NAME or blas:PATH".to_string()),
+        _ => {
+            Err("write native, native:avx512 (avx2, neon, portable), reference, blas, blas:NAME or blas:PATH"
+                .to_string())
+        }
     }
 }
 
@@ -336,7 +350,10 @@ mod tests {
             (&["--nb", "0"], "must be at least 1"),
             (&["--ndiv", "1"], "must be at least 2"),
             (&["--bcast", "7"], "write one of 1ring (0), 1ringM (1), 2ring (2)"),
-            (&["--kernels", "mkl"], "write native, reference, blas, blas:NAME or blas:PATH"),
+            (
+                &["--kernels", "mkl"],
+                "write native, native:avx512 (avx2, neon, portable), reference, blas, blas:NAME or blas:PATH",
+            ),
             (&["--timeout", "0"], "must be above 0"),
             (&["--fabric", "tcp"], "possible values: mem, shm"),
             (&["--threshold", "nan"], "not a number"),

@@ -2,17 +2,30 @@
 //! signals in `hpl-run`; whoever starts processes asks [`count`]. (`fulmen-run`, which ends others first, counts for
 //! itself: `launch::signals`.)
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 use std::time::Duration;
 
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
+/// When the first came, in milliseconds of a clock that only goes on.
+static FIRST: AtomicI64 = AtomicI64::new(0);
+
+/// A signal this much later (in milliseconds) than the first is meant.
+const AGAIN: i64 = 500;
 
 /// How often the watcher looks.
 const EVERY: Duration = Duration::from_millis(50);
 
 extern "C" fn note(_: libc::c_int) {
-    // A second one ends the program at once, whatever the first is waiting for.
-    if CAUGHT.fetch_add(1, Ordering::Relaxed) != 0 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills the struct; may be called from a signal handler.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let now = i64::from(now.tv_sec) * 1000 + i64::from(now.tv_nsec) / 1_000_000;
+    if CAUGHT.fetch_add(1, Ordering::Relaxed) == 0 {
+        return FIRST.store(now, Ordering::Relaxed);
+    }
+    // A second one ends the program at once, whatever the first is waiting for; but not what a key held down or a
+    // launcher that sends two signals in a row adds: the first has files to tidy.
+    if now - FIRST.load(Ordering::Relaxed) > AGAIN {
         // SAFETY: _exit may be called from a signal handler.
         unsafe { libc::_exit(5) };
     }

@@ -41,15 +41,18 @@ impl Rate {
     }
 }
 
+/// What a run takes however small it is: begin, meet, report.
+const RUN: f64 = 0.01;
+
 /// Seconds for one run of order `n` at `gflops` of dgemm with `busy` cores: the solve, and making and
-/// checking the matrix. A model, good to a third.
+/// checking the matrix, and [`RUN`]. A model, good to a third.
 pub fn seconds(n: usize, gflops: f64, busy: usize) -> f64 {
     let order = n as f64;
     // Small systems never reach dgemm's speed: half of it at N = 600, 95 % at 11000.
     let efficiency = 0.95 * order / (order + 600.0);
     let solve = flops(n) / (gflops * 1e9 * efficiency.max(1e-3));
     // Generation twice and one matrix-vector product: about 3 ns an element.
-    solve + 3e-9 * order * order / busy.max(1) as f64
+    RUN + solve + 3e-9 * order * order / busy.max(1) as f64
 }
 
 /// Bytes of one run.

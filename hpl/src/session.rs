@@ -189,6 +189,9 @@ fn solve_all(
                     say(breakdown);
                 }
             }
+            if !told && settings.hash {
+                say(human::hash_of(&outcome));
+            }
             if let Some(warning) = warning {
                 warned = true; // of the first run that deserves it
                 say(format!("hpl-run: warning: {warning}"));

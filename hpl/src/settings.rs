@@ -30,8 +30,8 @@ const LARGEST: u64 = 1 << 20;
 /// Larger grids are slips of the hand: the largest machines have a few ten thousand nodes.
 const MOST_RANKS: usize = 1 << 20;
 
-/// One machine is not asked for more threads than this, or 16 a core.
-const MOST_THREADS: usize = 4096;
+/// One machine is not asked for more threads than this, or 16 a core: more is a slip of the hand, or a plan for another.
+const MOST_THREADS: usize = 256;
 
 /// What the user said, checked as far as it can be without knowing the machine.
 #[derive(Clone, Debug)]
@@ -109,7 +109,8 @@ pub struct Settings {
 pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
     let named = cli.file.as_ref().or(cli.input.as_ref());
     let found = folder.join("HPL.dat");
-    let file = named.cloned().or_else(|| found.is_file().then_some(found));
+    // A folder or a dangling link of that name is an error, not a file that is not there.
+    let file = named.cloned().or_else(|| found.symlink_metadata().is_ok().then_some(found));
     let (mut warnings, mut notes) = (vec![], vec![]);
     let mut given = Given::default();
     let mut input = match &file {
@@ -401,10 +402,10 @@ mod tests {
             |args: &str| asked(args).unwrap().must_be_startable(&host(2)).map_err(|e| e.to_string());
         let message = refused("--threads 100000").unwrap_err();
         assert!(
-            message.contains("1 x 100000: this machine has 2 cores, and starts 4096 threads at most"),
+            message.contains("1 x 100000: this machine has 2 cores, and starts 256 threads at most"),
             "{message}"
         );
-        assert!(refused("-P 64 -Q 65").is_err() && refused("-P 64 -Q 64").is_ok());
+        assert!(refused("-P 16 -Q 17").is_err() && refused("-P 16 -Q 16").is_ok());
     }
 
     #[test]
@@ -423,6 +424,14 @@ mod tests {
         let message = asked("/dev/zero").unwrap_err();
         assert!(message.contains("/dev/zero: is larger than 1.00 MiB"), "{message}");
         let folder = tempfile::tempdir().unwrap();
+        let found = folder.path().join("HPL.dat");
+        std::fs::create_dir(&found).unwrap();
+        let error = request(&cli(""), folder.path()).unwrap_err().to_string();
+        assert!(error.contains("HPL.dat: HPL.dat: cannot be read: "), "{error}");
+        std::fs::remove_dir(&found).unwrap();
+        std::os::unix::fs::symlink("nowhere", &found).unwrap();
+        let error = request(&cli(""), folder.path()).unwrap_err().to_string();
+        assert!(error.contains("HPL.dat: HPL.dat: cannot be read: "), "{error}");
         std::fs::write(folder.path().join("x.dat"), DAT.replacen("500", "1e2", 1)).unwrap();
         let named = cli(&folder.path().join("x.dat").display().to_string());
         let error = request(&named, folder.path()).unwrap_err();

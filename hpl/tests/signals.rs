@@ -10,7 +10,12 @@ fn start(folder: &Path, ignoring: Option<i32>, args: &[&str]) -> Child {
     std::fs::write(folder.join("out"), "old").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_hpl-run"));
     command.args(args).args(["--quiet", "--threads", "1", "--output", "out", "--json", "j.json"]);
-    command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+        .process_group(0)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     // Whatever the shell of the tests ignores: a test begins with the defaults.
     let reset = move || {
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -93,6 +98,26 @@ fn in_the_middle_of_a_run() {
             std::thread::sleep(Duration::from_millis(200 * (i + j) as u64));
             send(&child, signal);
             ended_in_order(child, folder.path(), &format!("signal {signal} on {fabric}"));
+        }
+    }
+}
+
+/// A scheduler's signal goes to every process of the group; a key held down sends several.
+#[test]
+fn to_the_whole_group_and_twice_in_a_row() {
+    for fabric in ["mem", "shm"] {
+        for signal in [libc::SIGINT, libc::SIGTERM] {
+            let folder = tempfile::tempdir().unwrap();
+            let child =
+                start(folder.path(), None, &["-N", "12000", "-P", "2", "-Q", "2", "--fabric", fabric]);
+            wait_until("the run does not begin", || names(folder.path()).len() > 1);
+            std::thread::sleep(Duration::from_millis(100));
+            for _ in 0..2 {
+                // SAFETY: the child leads a group of its own, and has not been waited for.
+                unsafe { libc::kill(-(child.id() as libc::pid_t), signal) };
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            ended_in_order(child, folder.path(), &format!("signal {signal} twice to the group on {fabric}"));
         }
     }
 }

@@ -56,10 +56,25 @@ impl<T: Scalar> DistMatrix<T> {
             })
             .and_then(Zeroed::new);
         // A limit that could not be foreseen on one rank must not leave the others waiting.
-        let mut failed = [u8::from(block.is_err())];
-        grid.all().all_max(&mut failed)?;
+        // And all must mean the same matrix: a maximum and a minimum that differ say that they do not.
+        let Desc { m, n, mb, nb, rsrc, csrc } = desc;
+        let said = [m, n, mb, nb, rsrc, csrc].map(|x| x as u64);
+        let mut all = [u64::from(block.is_err()); 1 + 2 * 6];
+        all[1..7].copy_from_slice(&said);
+        all[7..].iter_mut().zip(said).for_each(|(inverse, x)| *inverse = !x);
+        grid.all().all_max(&mut all)?;
+        let names = ["M", "N", "MB", "NB", "RSRC", "CSRC"];
+        if let Some(i) = (0..6).find(|&i| all[1 + i] != !all[7 + i]) {
+            let problem = format!("the ranks do not agree: from {} to {}", !all[7 + i], all[1 + i]);
+            return Err(Error::argument(
+                names[i],
+                said[i],
+                problem,
+                "describe the matrix alike on every rank",
+            ));
+        }
         let block = block?;
-        if failed[0] != 0 {
+        if all[0] != 0 {
             return Err(Error::Resources {
                 what: format!("{what} could not be allocated on every rank"),
                 remedy: "give a smaller matrix, or raise the limits of all hosts".into(),

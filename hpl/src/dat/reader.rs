@@ -188,7 +188,7 @@ impl<'a> Reader<'a> {
         }
         if let Some(line) = self.lines.iter().skip(self.fields.len()).find(|l| !l.is_blank()) {
             self.notes.push(format!(
-                "{}: line {} and below (HPCC's PTRANS part) are not HPL's: ignored",
+                "{}: line {} and below are not HPL's (HPCC has its PTRANS part there): ignored",
                 self.file, line.number
             ));
         }

@@ -213,7 +213,10 @@ fn k1_13_hpcc_tail_is_mentioned_once() {
         0                               number of additional blocking sizes for PTRANS\n\
         40 9 8 13 13 20 16 32 64        values of NB\n";
     let parsed = good(&(with(&[]) + tail));
-    assert_eq!(parsed.notes, ["HPL.dat: line 32 and below (HPCC's PTRANS part) are not HPL's: ignored"]);
+    assert_eq!(
+        parsed.notes,
+        ["HPL.dat: line 32 and below are not HPL's (HPCC has its PTRANS part there): ignored"]
+    );
     assert_eq!(parsed.input, good(&with(&[])).input);
 }
 

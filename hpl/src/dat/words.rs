@@ -99,10 +99,11 @@ impl Reader<'_> {
             Ok(value) if value.fract() == 0.0 && value.abs() <= LARGEST as f64 => {
                 // Groups of three digits are thousands; others are a list.
                 let list = text.split(',').skip(1).any(|group| group.len() != 3);
-                if list {
-                    format!("write {}", text.replace(',', " "))
-                } else {
-                    format!("write {}", value as i64)
+                let blanks = text.replace(',', " ");
+                match text.contains(',') {
+                    _ if list => format!("write {blanks}"),
+                    true => format!("write {} for one value, {blanks} for a list", value as i64),
+                    false => format!("write {}", value as i64),
                 }
             }
             _ => "write a whole number, in digits".to_string(),

@@ -9,12 +9,15 @@ const LEAST: f64 = 0.6;
 /// Shorter runs say little about the speed of anything.
 const TELLING: f64 = 1.0;
 
+/// Of runs shorter than this, where time went is a matter of chance.
+const SHORTEST: f64 = 0.2;
+
 /// The rate of a run's update, nearly all of which is GEMM, as a share of measured dgemm on the ranks of the run.
 pub fn reached(outcome: &Outcome, job: &Job) -> Option<f64> {
     let share = human::mean(&outcome.phases).update / outcome.seconds;
     // Panels do N²·NB/2 operations of the 2/3·N³.
     let panels = 0.75 * outcome.run.nb as f64 / outcome.run.n.max(1) as f64;
-    (share > 0.0 && panels < 1.0).then_some(())?;
+    (share > 0.0 && panels < 1.0 && outcome.seconds >= SHORTEST).then_some(())?;
     human::fraction(outcome, job).map(|fraction| fraction * (1.0 - panels) / share)
 }
 

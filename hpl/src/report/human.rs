@@ -77,6 +77,12 @@ pub fn verdict(outcome: &Outcome, job: &Job, with_hash: bool) -> String {
     line
 }
 
+/// All that a quiet run says of a hash that was asked for.
+pub fn hash_of(outcome: &Outcome) -> String {
+    let r = &outcome.run;
+    format!("N {} NB {} {}x{}   x {}", r.n, r.nb, r.p, r.q, hash::hex(outcome.x_hash))
+}
+
 /// The rate as a fraction of measured dgemm on the ranks of this run.
 pub fn fraction(outcome: &Outcome, job: &Job) -> Option<f64> {
     let gemm = job.gemm_gflops? * outcome.run.ranks() as f64 / job.ranks.max(1) as f64;

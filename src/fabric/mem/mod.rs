@@ -54,12 +54,11 @@ impl Job {
     /// A job of `n` ranks.
     ///
     /// # Errors
-    /// [`Error::Resources`] when there is no memory for it.
-    ///
-    /// # Panics
-    /// When `n` is 0.
+    /// [`Error::Argument`] when `n` is 0, [`Error::Resources`] when there is no memory for it.
     pub fn new(n: usize, options: &Options) -> Result<Self> {
-        assert!(n > 0, "a job has at least one rank");
+        if n == 0 {
+            return Err(Error::argument("ranks", n, "is no job", "ask for one rank or more"));
+        }
         static JOBS: AtomicUsize = AtomicUsize::new(0);
         let job = JOBS.fetch_add(1, Ordering::Relaxed);
         if let Some(faults) = options.faults {

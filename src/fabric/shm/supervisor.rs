@@ -134,8 +134,8 @@ fn start(mut command: Command, plan: &Plan) -> Result<Child> {
                 return Err(std::io::Error::last_os_error());
             }
         }
-        // A Ctrl-C goes to the whole group: the supervisor alone answers it.
-        for signal in [libc::SIGINT, libc::SIGHUP] {
+        // A Ctrl-C, and a scheduler's SIGTERM, go to the whole group: the supervisor alone answers them.
+        for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM] {
             // SAFETY: ignoring a signal.
             unsafe { libc::signal(signal, libc::SIG_IGN) };
         }
