@@ -481,10 +481,13 @@ fn garbage_in_the_middle_of_a_put() {
 }
 
 /// Two ranks with two cables between them, as loopback has addresses enough: both carry a long put.
-#[cfg(target_os = "linux")]
 #[test]
 fn two_cables_share_the_work() {
     use super::interfaces::Interface;
+    if !cfg!(target_os = "linux") {
+        println!("skipped: loopback has one address here");
+        return;
+    }
     const LEN: usize = 16 << 20;
     let secret = Secret::random().unwrap();
     let rank = |mut rendezvous| {
