@@ -231,9 +231,14 @@ impl Engine {
         let fault = |fault| Broken::Fault(rank, fault);
         if c.status != 0 {
             if peer.pair.is_peer_gone() {
-                // It took all it wanted and closed its end.
-                if kind == CONTROL_LEFT {
-                    peer.pair.on_control_sent();
+                // It has said that all it granted is there, and closed its end: only the last answer of its device is missing.
+                match kind {
+                    CONTROL_LEFT => peer.pair.on_control_sent(),
+                    LEFT => {
+                        peer.pair.on_completed(cable, number).map_err(fault)?;
+                        (0..Lane::COUNT as u8).for_each(|lane| peer.release(Lane(lane)));
+                    }
+                    _ => {}
                 }
                 return Ok(());
             }

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::counters::Counters;
@@ -193,7 +194,8 @@ pub struct Shared {
     folder: PathBuf,
     devices: usize,
     locks: usize,
-    generation: AtomicU64,
+    /// Of the description below.
+    generation: Mutex<u64>,
     /// Older ones stay, for they may be borrowed: a test describes a world some thousand times at most.
     described: AtomicPtr<Described>,
 }
@@ -244,7 +246,7 @@ impl Shared {
             folder: dir.to_owned(),
             devices,
             locks,
-            generation: AtomicU64::new(0),
+            generation: Mutex::new(0),
             described: AtomicPtr::new(Box::into_raw(Box::new(described))),
         };
         shared.initialise()?;
@@ -310,10 +312,13 @@ impl Shared {
 
     /// Takes the newest description.
     pub fn refresh(&self) -> io::Result<()> {
+        // Whoever comes meanwhile waits: no rank may begin in the old world.
+        let mut known = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = self.head().generation.load(Ordering::Acquire);
-        if self.generation.swap(newest, Ordering::AcqRel) != newest {
+        if *known != newest {
             let described = Box::new(Described::read(&self.folder)?);
             self.described.store(Box::into_raw(described), Ordering::Release);
+            *known = newest;
         }
         Ok(())
     }
