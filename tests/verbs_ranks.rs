@@ -25,7 +25,7 @@ fn solve(fabric: &Arc<dyn Fabric>) -> Result<u64> {
     let (n, nb) = (150, 24);
     let (p, q) = if fabric.size() == 4 { (2, 2) } else { (1, fabric.size()) };
     let entry = |i: usize, j: usize| {
-        let x = (i as u64 + 7 ^ (j as u64) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let x = ((i as u64 + 7) ^ ((j as u64) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((x ^ x >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 11) as f64 / (1u64 << 53) as f64 - 0.5
     };
     let world = Ranks::new(Arc::clone(fabric), 1, &Setup { threads: 1, ..Setup::default() })?;
