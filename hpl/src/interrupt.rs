@@ -19,7 +19,7 @@ extern "C" fn note(_: libc::c_int) {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: fills the struct; may be called from a signal handler.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let now = i64::from(now.tv_sec) * 1000 + i64::from(now.tv_nsec) / 1_000_000;
+    let now = now.tv_sec * 1000 + now.tv_nsec / 1_000_000;
     if CAUGHT.fetch_add(1, Ordering::Relaxed) == 0 {
         return FIRST.store(now, Ordering::Relaxed);
     }

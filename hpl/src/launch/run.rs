@@ -31,9 +31,6 @@ const LOOK: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(50);
 /// Pieces of output that may wait to be shown.
 const PIECES: usize = 32;
-/// A command that ends what does not answer has so long.
-const LAST: Duration = Duration::from_millis(1500);
-
 /// Runs a job; the exit code. All is said on stderr.
 pub fn run(cli: &Cli) -> u8 {
     let verdict = prepare(cli).and_then(|job| job.run());
@@ -418,7 +415,8 @@ impl Running {
                 if let (false, Some(pid)) = (self.here[host], self.conduct.agent_pid(host)) {
                     let mut command = self.reach.command(&self.names[host], &ssh::kill(pid));
                     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-                    let until = Instant::now() + LAST.min(self.bound / 4);
+                    // Half the bound went by in silence; the rest must do, also where the host is busy.
+                    let until = Instant::now() + self.bound * 2 / 5;
                     self.reapers.extend(command.spawn().ok().map(|child| (child, until)));
                 }
             }

@@ -228,6 +228,8 @@ impl Bench {
             Err(format!("{what}\n  ended after {took:.1?}, all gone after {all:.1?}: {ended:?}"))
         };
         if !left.is_empty() {
+            // The next fault is not to suffer from this one.
+            self.lab.hosts().flat_map(|i| self.lab.processes(i)).for_each(|p| p.signal(libc::SIGKILL));
             return problem(format!("left: {left:?}"));
         }
         if let Some(odd) = files.iter().find(|f| {
