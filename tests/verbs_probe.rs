@@ -12,15 +12,18 @@ fn library(world: &Installed) -> &'static Library {
 }
 
 fn pair(world: &Installed) -> (Vec<Result<Pair>>, Vec<Note>) {
-    let library = library(world);
     let names = ["01", "10"].map(|ends| format!("{}{ends}", world.profile().prefix()));
+    pair_of(library(world), &[&names[0], &names[1]])
+}
+
+fn pair_of(library: &'static Library, names: &[&str; 2]) -> (Vec<Result<Pair>>, Vec<Note>) {
     let mut all: Vec<(Result<Pair>, Vec<Note>)> = std::thread::scope(|scope| {
         let ends = in_process(2).into_iter().zip(names);
         let threads: Vec<_> = ends
             .map(|(mut rendezvous, name)| {
                 scope.spawn(move || {
                     let mut notes = Vec::new();
-                    let found = probe::pair(&mut rendezvous, library, &name, &mut |note| notes.push(note));
+                    let found = probe::pair(&mut rendezvous, library, name, &mut |note| notes.push(note));
                     (found, notes)
                 })
             })
@@ -148,4 +151,26 @@ fn what_does_not_pass_is_found() {
     assert!(found.iter().all(Result::is_err));
     assert!(failures(&notes).contains(&(Step::ReadyToReceive, 4096, Outcome::Refused(60))), "{notes:?}");
     check_nothing_is_left(&world);
+}
+
+/// On the machine's own devices: `FULMEN_VERBS_PAIR=rx01,rx10` names the ends of a cable.
+#[test]
+fn on_this_machines_devices() {
+    let Ok(names) = std::env::var("FULMEN_VERBS_PAIR") else {
+        return println!("skipped: FULMEN_VERBS_PAIR names no devices");
+    };
+    let library = Library::find().unwrap();
+    let names: Vec<&str> = names.split(',').collect();
+    let local = probe::local(library, names[0], &mut |_| {}).unwrap();
+    assert!(local.reliable && local.registered > 0 && !local.granted.is_empty(), "{local:?}");
+    let (found, notes) = pair_of(library, &[names[0], names[1]]);
+    for (rank, found) in found.into_iter().enumerate() {
+        let found = found.unwrap_or_else(|e| panic!("{e}: {notes:?}"));
+        assert_eq!(
+            (found.far.as_str(), found.writes),
+            (names[1 - rank], Some(Some(Service::Rc))),
+            "{found:?}"
+        );
+        println!("\nprobed {found:?}");
+    }
 }

@@ -3,9 +3,13 @@
 use fulmen::Error;
 use fulmen_emu_verbs::{Call, Kind, Trap};
 
-/// How many seeds: `FULMEN_SEEDS`, or so many.
-pub fn seeds(default: u64) -> u64 {
-    std::env::var("FULMEN_SEEDS").map_or(default, |n| n.parse().expect("a number of seeds"))
+/// Which seeds: `FULMEN_SEEDS` (`2000`, or `1800..2000`), or the first so many.
+pub fn seeds(default: u64) -> std::ops::Range<u64> {
+    let number = |text: &str| text.parse().expect("FULMEN_SEEDS is a number, or two with .. between");
+    match std::env::var("FULMEN_SEEDS") {
+        Err(_) => 0..default,
+        Ok(text) => text.split_once("..").map_or_else(|| 0..number(&text), |(a, b)| number(a)..number(b)),
+    }
 }
 
 /// A number drawn from a seed.
