@@ -193,13 +193,14 @@ impl Ends<'_> {
         posted.map_err(Error::from)
     }
 
-    /// Takes completions until `done` says so or time is up; `false`: it did not.
+    /// Takes completions until `done` says so, or none has come for too long: then `false`.
     fn until(&mut self, mut done: impl FnMut(&mut Self, &Completion) -> Result<bool>) -> Result<bool> {
-        let start = Instant::now();
+        let mut last = Instant::now();
         let mut completions = [Completion::default(); 32];
-        while start.elapsed() < PATIENCE {
+        while last.elapsed() < PATIENCE {
             let n = self.nic[0].poll(&mut completions)?;
             for completion in &completions[..n] {
+                last = Instant::now();
                 if done(self, completion)? {
                     return Ok(true);
                 }
@@ -332,7 +333,7 @@ impl Ends<'_> {
         let memory = links::take(&self.arena, &mut self.nic, 2 * window * slot + 8 * FRAME)?;
         let at = memory.as_ptr() as usize;
         let (into, from, credits) = (at, at + window * slot, at + 2 * window * slot);
-        let total = (STREAM / slot).max(4 * window);
+        let total = (STREAM / slot).max(2 * window);
         let batch = (window / 2).max(1);
         let credits_in_all = (total - 1) / batch;
         self.note(Step::Completion, slot, None);
