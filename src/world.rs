@@ -11,7 +11,7 @@ use crate::fabric::mpi;
 use crate::fabric::{Fabric, mem, shm};
 use crate::grid::{Grid, Order};
 use crate::job::Job;
-use crate::job::env::THREADS;
+use crate::job::env::{BIND, THREADS};
 
 /// What each rank computes with.
 #[derive(Clone, Debug, Default)]
@@ -77,7 +77,8 @@ impl World {
     /// This process: one rank of the job that its environment tells of (started by `fulmen-run`, `torchrun`, `srun`,
     /// `mpirun`, or the shared-memory supervisor), or alone. All ranks of a job must call it; once.
     ///
-    /// Of `setup`, threads that were left open are as many as `fulmen-run` was told (FULMEN_THREADS).
+    /// Of `setup`, threads that were left open are as many as `fulmen-run` was told (FULMEN_THREADS), and whether they are
+    /// bound is as it was told, if it was (FULMEN_BIND).
     ///
     /// # Errors
     /// When the environment tells of a job and this rank does not find it, or cannot be connected to the others.
@@ -86,6 +87,7 @@ impl World {
         if setup.threads == 0 {
             setup.threads = threads_from_env()?.unwrap_or(0);
         }
+        setup.bind = bind_from_env()?.unwrap_or(setup.bind);
         let Some(job) = Job::from_env()? else {
             let fabric = match shm::connect_from_env()? {
                 Some(fabric) => fabric,
@@ -94,7 +96,7 @@ impl World {
             let size = fabric.size();
             return World::new(fabric, size, &setup);
         };
-        let connected = job.connect(job.bounds());
+        let connected = job.options(job.bounds()).and_then(|options| job.connect(&options));
         let fabric = connected.inspect_err(|e| job.fail(e, false))?;
         let world = World::placed(fabric, job.local(), &setup)?;
         Ok(World { job: Some(Arc::new(job)), ..world })
@@ -185,5 +187,23 @@ pub fn threads_from_env() -> Result<Option<usize>> {
         _ => {
             Err(Error::argument(THREADS, text, "is no number of threads", "set it to 1 or more, or unset it"))
         }
+    }
+}
+
+/// Whether this rank's threads are bound, if whoever started it says (FULMEN_BIND).
+///
+/// # Errors
+/// [`Error::Argument`] when it is neither 0 nor 1.
+pub fn bind_from_env() -> Result<Option<bool>> {
+    let Some(text) = std::env::var_os(BIND).filter(|text| !text.is_empty()) else { return Ok(None) };
+    match text.to_str() {
+        Some("0") => Ok(Some(false)),
+        Some("1") => Ok(Some(true)),
+        _ => Err(Error::argument(
+            BIND,
+            text.to_string_lossy(),
+            "is neither 0 nor 1",
+            "set it to 0 or 1, or unset it",
+        )),
     }
 }

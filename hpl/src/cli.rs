@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
+use fulmen::fabric::mixed::Choice;
+use fulmen::fabric::tcp::On;
 
 use crate::doctor;
 use crate::params::{Bcast, Fact, Pmap, Swap};
@@ -127,9 +129,15 @@ pub struct Cli {
     #[arg(long, allow_negative_numbers = true, value_parser = |s: &str| whole(s, 1), help_heading = MACHINE)]
     pub threads: Option<usize>,
 
-    /// What the ranks are: mem = threads of one process, shm = processes of this machine [default: mem]
-    #[arg(long, value_enum, help_heading = MACHINE)]
-    pub fabric: Option<Fabric>,
+    /// What joins the ranks. Ranks of its own: mem (threads of one process) or shm (processes of this machine)
+    /// [default: mem]. Ranks that a launcher has started: auto, shm, tcp, verbs or verbs:DEVICE,DEVICE; what cannot
+    /// be had is an error [default: auto, the best for each pair]
+    #[arg(long, value_parser = wanted, value_name = "FABRIC", help_heading = MACHINE)]
+    pub fabric: Option<Wanted>,
+
+    /// Interfaces that carry data between hosts: names (en5) or subnets (10.0.0.0/24) [default: all but tunnels]
+    #[arg(long, value_delimiter = ',', value_parser = interface, value_name = "INTERFACES", help_heading = MACHINE)]
+    pub interfaces: Option<Vec<On>>,
 
     /// Who computes: native (native:avx512, avx2, neon, portable force an instruction set), reference, blas (the first
     /// one found), blas:NAME or blas:PATH [default: native]
@@ -167,6 +175,10 @@ pub struct Cli {
     /// Print nothing but the HPL.out report, warnings, errors, and hashes if asked for
     #[arg(long, short, help_heading = REPORT)]
     pub quiet: bool,
+
+    /// Say what joins each two ranks that a launcher has started
+    #[arg(long, short, conflicts_with = "quiet", help_heading = REPORT)]
+    pub verbose: bool,
 }
 
 /// What else the program does.
@@ -181,8 +193,26 @@ const ALGORITHM: &str = "Algorithm";
 const MACHINE: &str = "Machine";
 const REPORT: &str = "Report";
 
-/// What the ranks are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+/// What `--fabric` names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// Threads of one process.
+    Mem,
+    /// Processes.
+    Processes(Choice),
+}
+
+impl std::fmt::Display for Wanted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Wanted::Mem => f.write_str("mem"),
+            Wanted::Processes(choice) => choice.fmt(f),
+        }
+    }
+}
+
+/// What ranks of this program's own are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fabric {
     /// Threads of one process
     #[default]
@@ -273,6 +303,22 @@ fn swap(text: &str) -> Result<Swap, String> {
     )
 }
 
+fn wanted(text: &str) -> Result<Wanted, String> {
+    match text {
+        "mem" => Ok(Wanted::Mem),
+        _ => text.parse().map(Wanted::Processes).map_err(|_| {
+            "write mem or shm; with a launcher auto, shm, tcp, verbs or verbs:DEVICE".to_string()
+        }),
+    }
+}
+
+fn interface(text: &str) -> Result<On, String> {
+    text.trim().parse().map_err(|e: fulmen::Error| match e {
+        fulmen::Error::Argument { problem, remedy, .. } => format!("it {problem}: {remedy}"),
+        other => other.to_string(),
+    })
+}
+
 fn threshold(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() => Ok(value),
@@ -336,7 +382,10 @@ mod tests {
         assert_eq!(cli.bcast, Some(vec![Bcast::Ring1M, Bcast::Long, Bcast::Long]));
         assert_eq!(cli.pfact, Some(vec![Fact::Left, Fact::Crout]));
         assert_eq!((cli.pmap, cli.swap), (Some(Pmap::Column), Some(Swap::Mix)));
-        assert_eq!((cli.threshold, cli.seed, cli.fabric), (Some(-1.0), Some(7), Some(Fabric::Shm)));
+        assert_eq!(
+            (cli.threshold, cli.seed, cli.fabric.clone()),
+            (Some(-1.0), Some(7), Some(Wanted::Processes(Choice::Shm)))
+        );
         assert_eq!(cli.timeout, Some(Duration::from_millis(2500)));
         assert_eq!(cli.file, Some("my.dat".into()));
     }
@@ -355,7 +404,9 @@ mod tests {
                 "write native, native:avx512 (avx2, neon, portable), reference, blas, blas:NAME or blas:PATH",
             ),
             (&["--timeout", "0"], "must be above 0"),
-            (&["--fabric", "tcp"], "possible values: mem, shm"),
+            (&["--fabric", "ib"], "write mem or shm; with a launcher auto, shm, tcp, verbs"),
+            (&["--interfaces", "en5,10.0.0.0/99"], "has no number of bits"),
+            (&["-q", "-v"], "cannot be used with"),
             (&["--threshold", "nan"], "not a number"),
             (&["a.dat", "--input", "b.dat"], "cannot be used with"),
             (&["--check", "--json", "x"], "cannot be used with"),

@@ -15,7 +15,7 @@ use fulmen::job::env::Starter;
 use fulmen::{Error, Result, Setup, World};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, Wanted};
 use crate::doctor;
 use crate::driver::Driver;
 use crate::local::Local;
@@ -23,6 +23,7 @@ use crate::machine::Host;
 use crate::params::Run;
 use crate::progress::Progress;
 use crate::rank;
+use crate::report::links::{MOST_RANKS, RankLink};
 use crate::report::{self, Outcome, RankPlace};
 use crate::session;
 use crate::settings::Settings;
@@ -82,7 +83,14 @@ pub fn run(job: Job) -> ExitCode {
         if let Some(universe) = &universe {
             return crate::mpi::connect(universe, bounds);
         }
-        job.connect(bounds)
+        let mut options = job.options(bounds)?;
+        if let Some(Wanted::Processes(choice)) = given.and_then(|c| c.fabric.as_ref()) {
+            options.choice = choice.clone();
+        }
+        if let Some(on) = given.and_then(|c| c.interfaces.as_ref()) {
+            options.tcp.on.clone_from(on);
+        }
+        job.connect(&options)
     };
     if let Some(Command::Doctor(options)) = given.and_then(|c| c.command.as_ref()) {
         let status = doctor::job::run(options, &job, connect, &mut std::io::stdout());
@@ -119,11 +127,13 @@ fn told(job: &Job, e: &Error) -> ExitCode {
 }
 
 fn lead(member: Member, cli: std::result::Result<Cli, clap::Error>) -> ExitCode {
-    let mut lead = Lead { member, world: None, left: 0, over: false, failed: false };
+    let mut lead = Lead { member, world: None, links: vec![], left: 0, over: false, failed: false };
     // Before all else: the others do not wait to be asked for it.
-    let hosts = lead.member.hosts();
+    let met = lead.member.hosts().and_then(|host| Ok((host, lead.member.links()?)));
     let status = (|| {
-        let host = hosts?.unwrap_or_else(Host::detect);
+        let (host, links) = met?;
+        lead.links = links;
+        let host = host.unwrap_or_else(Host::detect);
         let mut cli = match cli {
             Ok(cli) => cli,
             Err(e) => {
@@ -138,16 +148,12 @@ fn lead(member: Member, cli: std::result::Result<Cli, clap::Error>) -> ExitCode 
             let remedy = "leave it away, or start as many ranks with the launcher (-n)";
             return Err(Error::argument("--ranks", ranks, problem, remedy));
         }
-        if let Some(fabric) = cli.fabric {
-            let remedy =
-                "leave it away: ranks that a launcher has started are connected by what reaches them";
-            return Err(Error::argument(
-                "--fabric",
-                fabric.name(),
-                "is for ranks of this program's own",
-                remedy,
-            ));
+        if cli.fabric == Some(Wanted::Mem) {
+            let remedy = "give auto, shm, tcp or verbs: ranks that a launcher has started are processes";
+            return Err(Error::argument("--fabric", "mem", "is for ranks of this program's own", remedy));
         }
+        // They have served.
+        (cli.fabric, cli.interfaces) = (None, None);
         cli.ranks = Some(size);
         cli.threads = cli.threads.or(lead.member.own_threads);
         lead.member.order(&Order::Links)?;
@@ -173,6 +179,7 @@ impl Member {
 
     fn follow(&self) -> Result<()> {
         self.hosts()?;
+        self.links()?;
         loop {
             match self.receive()? {
                 Order::Links => drop(self.slow_links()?),
@@ -213,7 +220,8 @@ impl Member {
 
     fn world(&self, kernels: &str, threads: usize) -> Result<World> {
         let kernels = kernels.parse().map_err(Error::Internal)?;
-        let setup = Setup { kernels, threads: self.threads(threads), bind: true };
+        let bind = fulmen::world::bind_from_env()?.unwrap_or(true);
+        let setup = Setup { kernels, threads: self.threads(threads), bind };
         World::placed(self.fabric.clone(), self.job.local(), &setup)
     }
 
@@ -232,6 +240,23 @@ impl Member {
         let leaders = doctor::job::leaders(&self.job);
         let names = leaders.iter().map(|&rank| self.job.host(rank).to_string()).collect();
         doctor::network::slow_links(&self.group, &leaders, names)
+    }
+
+    /// What joins each two ranks, unless they are many.
+    fn links(&self) -> Result<Vec<RankLink>> {
+        if self.job.size() > MOST_RANKS {
+            return Ok(vec![]);
+        }
+        let mine = RankLink::of(self.job.rank(), self.job.steps());
+        let mine = postcard::to_allocvec(&mine).map_err(|e| Error::Internal(e.to_string()))?;
+        let all = self.group.all_gather_var(&mine)?;
+        let read = |bytes: &Vec<u8>| postcard::from_bytes::<Vec<RankLink>>(bytes);
+        let all = all.iter().map(read).collect::<std::result::Result<Vec<_>, _>>();
+        Ok(all
+            .map_err(|e| Error::Internal(format!("links that are none: {e}")))?
+            .into_iter()
+            .flatten()
+            .collect())
     }
 
     /// Every rank at the same time; on rank 0 all rates and thread counts.
@@ -278,6 +303,7 @@ fn together(names: &[&str], facts: &[[u64; 3]], own: Host) -> Host {
 struct Lead {
     member: Member,
     world: Option<World>,
+    links: Vec<RankLink>,
     /// Runs that the others still wait for.
     left: usize,
     /// The others have been told all that there is.
@@ -335,6 +361,7 @@ impl Driver for Lead {
             fabric: self.member.fabric.name().into(),
             gemm_gflops: Some(all.iter().map(|r| r[0]).sum()),
             places: (0..job.size()).map(place).collect(),
+            links: self.links.clone(),
             ..own
         })
     }

@@ -75,6 +75,7 @@ impl Driver for Local {
             gemm_gflops: Some(test.gflops),
             places: vec![],
             cables: None,
+            links: vec![],
         })
     }
 

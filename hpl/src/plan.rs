@@ -45,7 +45,7 @@ impl Rate {
 const RUN: f64 = 0.01;
 
 /// Seconds for one run of order `n` at `gflops` of dgemm with `busy` cores: the solve, and making and
-/// checking the matrix, and [`RUN`]. A model, good to a third.
+/// checking the matrix, and what every run costs besides. A model, good to a third.
 pub fn seconds(n: usize, gflops: f64, busy: usize) -> f64 {
     let order = n as f64;
     // Small systems never reach dgemm's speed: half of it at N = 600, 95 % at 11000.

@@ -18,7 +18,7 @@ use crate::plan::{Plan, Rate};
 use crate::progress::Progress;
 use crate::report::bundle::{self, Bundle};
 use crate::report::file::Target;
-use crate::report::{Job, Outcome, Tally, Verdict, calibration, human, json, out};
+use crate::report::{Job, Outcome, Tally, Verdict, calibration, human, json, links, out};
 use crate::settings::{self, Settings};
 
 /// Sweeps longer than this tell people only of the failures and the best run.
@@ -76,6 +76,10 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
     open.put(Reports::open(&settings, &job, host)?, settings.fabric);
     if !settings.quiet {
         say(human::head(&job, &plan));
+        links::steps_down(&job).iter().for_each(|line| say(format!("hpl-run: {line}")));
+        if settings.verbose {
+            links::all(&job).iter().for_each(say);
+        }
         settings.choices.iter().for_each(|c| say(format!("  {} {}: {}", c.what, c.value, c.why)));
     }
     if let Err(error) = driver.start(&settings) {

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use fulmen::Error;
 use fulmen::comm::Cables;
+use fulmen::fabric::mixed;
 
 use crate::auto::{self, Choice};
 use crate::cabling;
-use crate::cli::{Cli, Fabric};
+use crate::cli::{Cli, Fabric, Wanted};
 use crate::dat;
 use crate::exit::Failure;
 use crate::machine::Host;
@@ -49,6 +50,8 @@ pub struct Request {
     /// How the ranks are joined, if they are already.
     pub cables: Option<Cables>,
     cli: Cli,
+    /// What the ranks are.
+    fabric: Fabric,
 }
 
 /// What was said and what is left to choose.
@@ -91,6 +94,8 @@ pub struct Settings {
     pub hash: bool,
     /// Print nothing of our own.
     pub quiet: bool,
+    /// Whether to say what joins each two ranks.
+    pub verbose: bool,
     /// Only say what would run.
     pub check: bool,
     /// What was chosen for the user, and why.
@@ -138,6 +143,7 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
         }
     };
     override_with(cli, &mut input, &mut given)?;
+    let fabric = own_fabric(cli)?;
     if let Some((p, q)) =
         input.grids.iter().find(|(p, q)| p.checked_mul(*q).is_none_or(|all| all > MOST_RANKS))
     {
@@ -145,7 +151,23 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
         return Err(Error::argument("P x Q", format!("{p} x {q}"), problem, "give a smaller grid").into());
     }
     cap_depths(&mut input, &mut warnings);
-    Ok(Request { input, given, file, warnings, notes, cables: None, cli: cli.clone() })
+    Ok(Request { input, given, file, warnings, notes, cables: None, fabric, cli: cli.clone() })
+}
+
+/// What this program's own ranks are.
+fn own_fabric(cli: &Cli) -> Result<Fabric, Error> {
+    let launched = |name: &str, value: String| {
+        let remedy = "start them so (fulmen-run --host a,b hpl-run ...), or leave it away";
+        Err(Error::argument(name, value, "is for ranks that a launcher has started", remedy))
+    };
+    if let Some(on) = &cli.interfaces {
+        return launched("--interfaces", format!("{} of them", on.len()));
+    }
+    match &cli.fabric {
+        None | Some(Wanted::Mem) => Ok(Fabric::Mem),
+        Some(Wanted::Processes(mixed::Choice::Shm)) => Ok(Fabric::Shm),
+        Some(other) => launched("--fabric", other.to_string()),
+    }
 }
 
 fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), Error> {
@@ -301,7 +323,7 @@ impl Request {
     /// Fills what was left open.
     pub fn settle(self, host: &Host, rate: Rate) -> Settings {
         let (ranks, threads) = self.shape(host);
-        let Request { mut input, given, warnings, mut notes, cables, cli, .. } = self;
+        let Request { mut input, given, warnings, mut notes, cables, cli, fabric, .. } = self;
         let mut choices = auto::fill(&mut input, given, (ranks, threads), host, rate);
         if let Some(cables) = &cables {
             cabling::settle(&mut input, given, cables, &mut choices, &mut notes);
@@ -317,7 +339,7 @@ impl Request {
             input,
             ranks,
             threads,
-            fabric: cli.fabric.unwrap_or_default(),
+            fabric,
             kernels: cli.kernels.unwrap_or_else(|| "native".to_string()),
             silence: cli.silence.unwrap_or(Duration::from_secs(10)),
             timeout: cli.timeout.unwrap_or(Duration::from_secs(600)),
@@ -325,6 +347,7 @@ impl Request {
             bundle: cli.bundle,
             hash: cli.hash,
             quiet: cli.quiet,
+            verbose: cli.verbose,
             check: cli.check,
             choices,
             warnings,

@@ -446,6 +446,9 @@ fn as_rank() {
         let mut sum = [1.0 + world.rank() as f64];
         group.all_sum(&mut sum)?;
         println!("sum {} on {} {:?}", sum[0], job.host(world.rank()), job.local());
+        if what == "cores" {
+            println!("cores {:?}", fulmen::kernels::allowed_cores());
+        }
         if what == "wait" {
             std::fs::write(format!("pid.{}", world.rank()), std::process::id().to_string()).unwrap();
             loop {
@@ -504,6 +507,107 @@ fn ranks_of_the_library() {
     }
 }
 
+/// `--bind`: the threads of the ranks of a host are on disjoint cores, or where the system puts them.
+#[test]
+fn bound_ranks() {
+    let bench = Bench::new();
+    let all = fulmen::kernels::allowed_cores();
+    if all.len() < 2 {
+        return println!("skipped: no two cores, or the system does not tell them");
+    }
+    let me = std::env::current_exe().unwrap().display().to_string();
+    let program = [&me, "--exact", "as_rank", "--nocapture"];
+    for (bind, expected) in
+        [("core", [all[..1].to_vec(), all[1..2].to_vec()]), ("none", [all.clone(), all.clone()])]
+    {
+        let args = ["-n", "2", "--bind", bind, "-x", "BENCH_RANK=cores"];
+        let ended = bench.run(&[&args[..], &program[..]].concat());
+        ended.expect(0, &[]);
+        let mut cores: Vec<&str> =
+            ended.out.lines().filter_map(|l| l.find("cores ").map(|at| &l[at + 6..])).collect();
+        cores.sort_unstable();
+        assert_eq!(cores, expected.map(|cores| format!("{cores:?}")), "--bind {bind}: {ended:?}");
+    }
+    let args = ["-x", "BENCH_RANK=sum", "-x", "FULMEN_BIND=maybe"];
+    bench.run(&[&args[..], &program[..]].concat()).expect(2, &[]);
+}
+
+/// Each two ranks by the best that joins them, or by what was asked for, or an error.
+#[test]
+fn what_joins_the_ranks() {
+    let bench = Bench::new();
+    let ssh = bench.ssh();
+    let program = env!("CARGO_BIN_EXE_hpl-run");
+    let work = ["-N", "100", "--nb", "16", "-P", "1", "-Q", "3", "--threads", "1"];
+    let run = |launcher: &[&str], flags: &[&str]| {
+        let hosts = ["--ssh", ssh.as_str(), "--host", "a:2,b"];
+        bench.run(&[&hosts[..], launcher, &[program], &work, flags].concat())
+    };
+    let ended = run(&[], &["--verbose"]);
+    ended.expect(
+        0,
+        &[
+            "fabric mixed",
+            "  a: ranks 0 1\n  b: rank 2\n",
+            "  rank 0 (a) and rank 1 (a): shm\n",
+            "  rank 0 (a) and rank 2 (b): tcp over lo (",
+            "  rank 1 (a) and rank 2 (b): tcp over lo (",
+        ],
+    );
+    for ended in [run(&["--fabric", "tcp"], &[]), run(&[], &["--fabric", "tcp"])] {
+        ended.expect(0, &["PASSED", "fabric tcp"]);
+        assert!(!ended.err.contains("rank 0 (a)"), "told without being asked: {ended:?}");
+    }
+    run(&[], &["--fabric", "shm"]).expect(2, &["fabric: shm: ", "they are on different hosts"]);
+    run(&["--fabric", "verbs:no_such_device"], &[])
+        .expect(2, &["fabric: verbs:no_such_device: does not join"]);
+    run(&[], &["--fabric", "mem"]).expect(2, &["--fabric: mem: is for ranks of this program's own"]);
+    run(&["--interfaces", "lo"], &[]).expect(0, &["PASSED"]);
+    run(&[], &["--interfaces", "no_such_interface"]).expect(2, &["no_such_interface"]);
+    // What only a launcher's ranks have is refused without one.
+    let alone = |flags: &[&str]| {
+        let output =
+            Command::new(program).args(["-N", "10"]).args(flags).current_dir(bench.0.path()).output();
+        let output = output.unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for flags in [["--fabric", "tcp"], ["--interfaces", "lo"]] {
+        let (code, said) = alone(&flags);
+        assert!(code == Some(2) && said.contains("is for ranks that a launcher has started"), "{said}");
+    }
+}
+
+/// The device matrix of mlx.launch's hostfile reaches the ranks; a device that is not there costs a step, with its reason.
+#[test]
+#[cfg(target_os = "linux")]
+fn cables_of_a_hostfile() {
+    use fulmen_emu_verbs::{Profile, World};
+    let bench = Bench::new();
+    let ssh = bench.ssh();
+    let world = World::cabled(Profile::Apple, 2, &[(0, 1)]).install().unwrap();
+    let vars = [
+        format!("FULMEN_VERBS_LIB={}", world.library().display()),
+        format!("FULMEN_EMU={}", world.folder().display()),
+    ];
+    let run = |device: &str, launcher: &[&str]| {
+        let hosts = format!(
+            r#"[{{"ssh": "a", "ips": [], "rdma": [null, "{device}"]}}, {{"ssh": "b", "ips": [], "rdma": ["rdma_en10", null]}}]"#
+        );
+        std::fs::write(bench.path("hosts.json"), hosts).unwrap();
+        let args = ["--ssh", &ssh, "--hostfile", "hosts.json", "-x", &vars[0], "-x", &vars[1]];
+        let program = [env!("CARGO_BIN_EXE_hpl-run"), "-N", "100", "--nb", "16", "-P", "1", "-Q", "2"];
+        bench.run(&[&args[..], launcher, &program, &["--threads", "1", "--verbose"]].concat())
+    };
+    let cable = "  rank 0 (a) and rank 1 (b): verbs, uc posted over rdma_en01\n";
+    run("rdma_en01", &[]).expect(0, &["PASSED", "fabric verbs", cable]);
+    run("rdma_en01", &["--fabric", "verbs"]).expect(0, &["PASSED", "fabric verbs", cable]);
+    assert_eq!(world.counters().qps, 0, "{:?}", world.counters());
+    let missing = "rank 0 (a) and rank 1 (b): rdma: rank 0: ";
+    let ended = run("rdma_en99", &[]);
+    ended.expect(0, &["PASSED", "fabric tcp", missing, "rdma_en99", "; using tcp over lo ("]);
+    run("rdma_en99", &["--fabric", "verbs"]).expect(2, &["fabric: verbs: does not join", "rdma_en99"]);
+}
+
 #[test]
 fn hpl_run_as_ranks() {
     let bench = Bench::new();
@@ -520,11 +624,22 @@ fn hpl_run_as_ranks() {
     let args =
         ["-N", "200", "--nb", "16", "-P", "2", "-Q", "2", "--threads", "1", "--hash", "--json", "j.json"];
     let ended = bench.run(&[&hosts[..], &args[..]].concat());
-    ended.expect(0, &["PASSED", "fabric tcp"]);
+    ended.expect(0, &["PASSED", "fabric mixed"]);
     assert_eq!(hash(&ended.err), Some(wanted), "{ended:?}");
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(bench.path("j.json")).unwrap()).unwrap();
     assert_eq!((&report["places"][3]["host"], &report["ranks"]), (&"b".into(), &4.into()));
+    let joined: Vec<(u64, u64, &str)> = (report["links"].as_array().unwrap().iter())
+        .map(|l| {
+            (
+                l["ranks"][0].as_u64().unwrap(),
+                l["ranks"][1].as_u64().unwrap(),
+                l["transport"].as_str().unwrap(),
+            )
+        })
+        .collect();
+    let expected = [(0, 1, "shm"), (0, 2, "tcp"), (0, 3, "tcp"), (1, 2, "tcp"), (1, 3, "tcp"), (2, 3, "shm")];
+    assert_eq!(joined, expected);
     // What cannot be run is said once, by rank 0, and ends all.
     let ended = bench.run(&[&hosts[..], &["-N", "200", "-P", "3", "-Q", "2"][..]].concat());
     ended.expect(2, &["the 3 x 2 grid needs 6, --ranks has 4", "rank 0 (a, pid "]);

@@ -40,6 +40,7 @@ impl Driver for Textbook {
             gemm_gflops: Some(self.dgemm.map_or(10.0, |dgemm| dgemm[0])),
             places: vec![],
             cables: None,
+            links: vec![],
         })
     }
 

@@ -20,8 +20,10 @@
 //! with its fabric fails too, with [`crate::Error::Aborted`] and the finder's words, or, when a rank
 //! died, with [`crate::Error::PeerLost`].
 
+mod alarm;
 mod buf;
 pub mod mem;
+pub mod mixed;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 // Tested without MPI.

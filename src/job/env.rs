@@ -24,6 +24,15 @@ pub const LOCAL_SIZE: &str = "FULMEN_LOCAL_SIZE";
 const SHM: &str = "FULMEN_SHM";
 /// Threads of this rank.
 pub const THREADS: &str = "FULMEN_THREADS";
+/// Whether each thread of this rank is kept on a core of its own: `1` or `0`.
+pub const BIND: &str = "FULMEN_BIND";
+/// What may join the ranks: a [`crate::fabric::mixed::Choice`].
+pub const FABRIC: &str = "FULMEN_FABRIC";
+/// Interfaces that carry data: names and subnets ([`crate::fabric::tcp::On`]), with commas.
+pub const INTERFACES: &str = "FULMEN_INTERFACES";
+/// For each rank and each of its peers the RDMA devices towards it: rows with `;`, ranks with `,`, devices with `+`
+/// between them, as in `,rdma_en2+rdma_en3;rdma_en4+rdma_en5,`.
+pub const DEVICES: &str = "FULMEN_DEVICES";
 /// `host:port` of rank 0, where no launcher tells it.
 pub const RENDEZVOUS: &str = "FULMEN_RENDEZVOUS";
 /// A file with at least 32 random bytes that only the job's user may read.

@@ -7,9 +7,10 @@
 mod control;
 mod direct;
 pub mod env;
+mod links;
 pub mod messages;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use self::control::Control;
@@ -17,7 +18,7 @@ use self::env::{Place, Starter, Variables};
 use self::messages::Complaint;
 use crate::error::{Error, Result};
 use crate::fabric::rendezvous::{Rendezvous, Secret};
-use crate::fabric::{Bounds, Fabric, host_name, mem, tcp};
+use crate::fabric::{Bounds, Fabric, host_name, mem, mixed};
 
 /// Ranks that no launcher of ours has started must meet within this time.
 const MEETING: Duration = Duration::from_secs(60);
@@ -29,6 +30,8 @@ pub struct Job {
     hosts: Vec<String>,
     secret: Secret,
     way: Way,
+    /// What joins this rank to the others, once it does.
+    steps: OnceLock<Vec<mixed::Step>>,
 }
 
 /// How this rank meets the others.
@@ -39,6 +42,12 @@ enum Way {
     Direct(Mutex<Box<dyn Rendezvous>>),
     /// There are no others.
     Alone,
+}
+
+/// The environment; a name that is no text is none that a launcher sets.
+fn variables() -> Variables {
+    let text = |s: std::ffi::OsString| s.into_string().ok();
+    std::env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -53,9 +62,7 @@ impl Job {
     /// [`Error::Argument`] when the environment tells of a job but not enough to find it: then this is no job
     /// of one. [`Error::Unreachable`] when the ranks do not find each other.
     pub fn from_env() -> Result<Option<Job>> {
-        // A name that is no text is none that a launcher sets.
-        let text = |s: std::ffi::OsString| s.into_string().ok();
-        let vars: Variables = std::env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect();
+        let vars = variables();
         match env::find(&vars)? {
             None => Ok(None),
             Some(place) => Job::at(place, vars.get(env::SECRET_FILE).map(String::as_str)).map(Some),
@@ -78,15 +85,23 @@ impl Job {
                 ));
             }
             let secret = Secret::from_bytes(control.welcome.secret.0);
-            return Ok(Job { place, hosts, secret, way: Way::Launched(Mutex::new(control)) });
+            return Ok(Job {
+                place,
+                hosts,
+                secret,
+                way: Way::Launched(Mutex::new(control)),
+                steps: OnceLock::new(),
+            });
         }
         if place.size == 1 {
-            return Ok(Job { place, hosts: vec![host_name()], secret: Secret::random()?, way: Way::Alone });
+            let (hosts, secret) = (vec![host_name()], Secret::random()?);
+            return Ok(Job { place, hosts, secret, way: Way::Alone, steps: OnceLock::new() });
         }
         let (mut met, secret) = direct::meet(&place, secret_file, MEETING)?;
         let hosts = met.all_gather(host_name().as_bytes())?;
         let hosts = hosts.iter().map(|h| String::from_utf8_lossy(h).into_owned()).collect();
-        Ok(Job { place, hosts, secret, way: Way::Direct(Mutex::new(Box::new(met))) })
+        let way = Way::Direct(Mutex::new(Box::new(met)));
+        Ok(Job { place, hosts, secret, way, steps: OnceLock::new() })
     }
 
     /// This rank, from 0.
@@ -132,23 +147,49 @@ impl Job {
         }
     }
 
-    /// Connects this rank with all others, and breaks that when the launcher ends the job. Collective.
+    /// What the environment wants of the links between ranks (FULMEN_FABRIC, FULMEN_INTERFACES, FULMEN_DEVICES).
     ///
     /// # Errors
-    /// [`Error::Unreachable`] when ranks do not reach each other.
-    pub fn connect(&self, bounds: Bounds) -> Result<Arc<dyn Fabric>> {
+    /// [`Error::Argument`] for a variable that makes no sense.
+    pub fn options(&self, bounds: Bounds) -> Result<mixed::Options> {
+        let mut options = links::options(&variables(), self.size())?;
+        options.tcp.bounds = bounds;
+        Ok(options)
+    }
+
+    /// Connects this rank with all others, each pair by the best that joins it, and breaks that when the launcher ends
+    /// the job. Collective. `options`: [`Job::options`], or others; the hosts' names are the job's.
+    ///
+    /// # Errors
+    /// As [`mixed::connect`].
+    pub fn connect(&self, options: &mixed::Options) -> Result<Arc<dyn Fabric>> {
         let mut meeting = self;
         let fabric = match self.size() {
-            1 => mem::Job::new(1, &mem::Options { bounds, ..mem::Options::default() })?.build().remove(0),
+            1 => {
+                let options = mem::Options { bounds: options.tcp.bounds, ..mem::Options::default() };
+                mem::Job::new(1, &options)?.build().remove(0)
+            }
             _ => {
-                let options = tcp::Options { bounds, ..tcp::Options::default() };
-                tcp::connect(&mut meeting, self.secret.clone(), &options)?
+                let mut options = options.clone();
+                options.tcp.host = Some(self.host(self.rank()).to_owned());
+                let connected = mixed::connect(&mut meeting, &self.secret, &options)?;
+                if connected.steps.iter().any(|step| step.over == mixed::Transport::Verbs) {
+                    self.keep(Some("it holds RDMA devices"));
+                }
+                // The first connection's count: there is one.
+                let _ = self.steps.set(connected.steps);
+                connected.fabric
             }
         };
         if let Way::Launched(control) = &self.way {
             lock(control).watch_over(&fabric);
         }
         Ok(fabric)
+    }
+
+    /// What joins this rank to the others, and what would have been better; empty before [`Job::connect`].
+    pub fn steps(&self) -> &[mixed::Step] {
+        self.steps.get().map_or(&[], Vec::as_slice)
     }
 
     /// What only this job's processes know.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, ValueEnum};
+use fulmen::fabric::mixed::Choice;
+use fulmen::fabric::tcp::On;
 
 use super::place::MapBy;
 
@@ -77,6 +79,16 @@ pub struct Cli {
     /// Whether each thread is kept on a core of its own, where there are enough (FULMEN_BIND)
     #[arg(long, value_enum, value_name = "WHETHER")]
     pub bind: Option<Bind>,
+
+    /// What joins the ranks: auto, shm, tcp, verbs or verbs:DEVICE,DEVICE; what cannot be had is an error (FULMEN_FABRIC)
+    /// [default: auto, the best for each pair]
+    #[arg(long, value_name = "FABRIC")]
+    pub fabric: Option<Choice>,
+
+    /// Interfaces that carry data between hosts: names (en5) or subnets (10.0.0.0/24) (FULMEN_INTERFACES)
+    /// [default: all but tunnels]
+    #[arg(long, value_parser = interfaces, value_name = "INTERFACES")]
+    pub interfaces: Option<String>,
 
     /// Put the number of its rank before each line
     #[arg(long)]
@@ -151,6 +163,11 @@ pub enum Which {
     Rank0,
     /// Nobody's
     None,
+}
+
+fn interfaces(text: &str) -> Result<String, fulmen::Error> {
+    let parsed: Result<Vec<On>, _> = text.split(',').map(|on| on.trim().parse()).collect();
+    parsed.map(|_| text.to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -235,6 +252,8 @@ mod tests {
             ("--silence 0 prog", "must be at least 0.1"),
             ("--host a --hostfile f prog", "cannot be used with"),
             ("--nonsense prog", "unexpected argument"),
+            ("--fabric ib prog", "give auto, shm, tcp, verbs"),
+            ("--interfaces en5,,en6 prog", "is empty"),
         ] {
             let message = parse(text).unwrap_err();
             assert!(message.contains(words), "{message}");

@@ -5,7 +5,8 @@
 //! and a guard beside each agent ([`guard`]). What they tell each other is in `fulmen::job::messages`.
 
 pub mod agent;
-pub mod children;
+pub mod cables;
+mod children;
 pub mod cli;
 pub mod conduct;
 pub mod guard;

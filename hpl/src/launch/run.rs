@@ -11,7 +11,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmen::job::env::Variables;
+use fulmen::job::env::{DEVICES, FABRIC, INTERFACES, Variables};
 use fulmen::job::messages::{Hidden, Order, Program, RankStart, Start, Welcome, beat};
 use fulmen::{Error, Result};
 
@@ -23,7 +23,8 @@ use super::link::{Heard, LINGER, Link, Piece, Sinks};
 use super::output::Printer;
 use super::place::{Placement, place};
 use super::ssh::{self, Reach};
-use super::{agent, program, signals};
+use super::{agent, cables, program, signals};
+use crate::doctor::mlx::Cables;
 
 /// How often the clock is looked at.
 const LOOK: Duration = Duration::from_millis(10);
@@ -102,6 +103,15 @@ fn find_hosts(cli: &Cli) -> Result<Vec<Host>> {
     }
 }
 
+/// The RDMA devices from rank to rank, if the hostfile tells.
+fn devices(cli: &Cli, hosts: &[String]) -> Option<String> {
+    let file = cli.hostfile.as_ref()?;
+    let text = std::fs::read_to_string(file).ok()?;
+    // What is no JSON is a hostfile of another dialect.
+    let cables = Cables::parse(&text, &file.display().to_string()).ok()?;
+    cables::by_rank(&cables, &hosts.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
 /// Whether a name means this host: then no ssh is needed.
 fn is_here(name: &str) -> bool {
     let own = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| {
@@ -147,6 +157,15 @@ impl Job<'_> {
         }
         if let Some(threads) = cli.threads_per_rank {
             set("FULMEN_THREADS", threads.to_string());
+        }
+        if let Some(choice) = &cli.fabric {
+            set(FABRIC, choice.to_string());
+        }
+        if let Some(on) = &cli.interfaces {
+            set(INTERFACES, on.clone());
+        }
+        if let Some(devices) = devices(cli, &welcome.hosts) {
+            set(DEVICES, devices);
         }
         let mut tasks = vec![];
         // Hosts that got no rank take no part.

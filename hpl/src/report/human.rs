@@ -161,6 +161,7 @@ mod tests {
             gemm_gflops: Some(153.0),
             places: vec![],
             cables: None,
+            links: vec![],
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
+use super::links::RankLink;
 use super::{Job, Outcome, Phases, RankPlace, Tally, Verdict, calibration, human};
 use crate::exit::Status;
 use crate::hash;
@@ -26,6 +27,8 @@ pub struct Report {
     threads: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     places: Vec<RankPlace>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    links: Vec<RankLink>,
     runs: Vec<RunReport>,
     passed: usize,
     failed: usize,
@@ -153,6 +156,7 @@ impl Report {
             ranks: job.ranks,
             threads: job.threads,
             places: job.places.clone(),
+            links: job.links.clone(),
             runs: outcomes.iter().map(|o| RunReport::new(o, job)).collect(),
             passed: tally.passed,
             failed: tally.failed,
@@ -262,6 +266,7 @@ mod tests {
             gemm_gflops: Some(2.0),
             places: vec![],
             cables: None,
+            links: vec![],
         };
         let mut out = vec![];
         Report::new(&job, &host(), outcomes, status, "why").write(&mut out).unwrap();

@@ -7,6 +7,7 @@ pub mod calibration;
 pub mod file;
 pub mod human;
 pub mod json;
+pub mod links;
 pub mod out;
 
 use std::time::SystemTime;
@@ -26,7 +27,7 @@ pub struct Job {
     pub ranks: usize,
     /// Threads of each.
     pub threads: usize,
-    /// The transport: `mem`, `shm`.
+    /// The transport: `mem`, `shm`, `verbs`, `tcp`, `mpi`, or `mixed` of some of them.
     pub fabric: String,
     /// Back end and core: `native/avx512`, `blas/OpenBLAS 0.3.30 SapphireRapids`.
     pub kernels: String,
@@ -38,6 +39,8 @@ pub struct Job {
     pub places: Vec<RankPlace>,
     /// How the ranks are joined, if they are already.
     pub cables: Option<Cables>,
+    /// What joins them then.
+    pub links: Vec<links::RankLink>,
 }
 
 /// A rank's place.

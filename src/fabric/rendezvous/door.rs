@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::handshake::{Acceptor, CHALLENGE, Connector, Hello, Purpose, Step, WELCOME};
@@ -15,36 +16,78 @@ const PENDING: usize = 64;
 /// An honest handshake takes two round trips.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-struct Pending {
-    stream: TcpStream,
+/// What a door stands behind: hosts come over TCP, processes of this host over its own sockets.
+pub trait Listener: AsRawFd {
+    /// A connection.
+    type Stream: Stream;
+    /// The next one.
+    fn take(&self) -> std::io::Result<Self::Stream>;
+    /// Whether [`Listener::take`] returns at once.
+    fn set_blocking(&self, blocking: bool) -> std::io::Result<()>;
+}
+
+/// A connection of either kind.
+pub trait Stream: AsRawFd + Read + Write {
+    /// Whether reading and writing wait.
+    fn set_blocking(&self, blocking: bool) -> std::io::Result<()>;
+    /// How long they wait at most.
+    fn set_patience(&self, at_most: Option<Duration>) -> std::io::Result<()>;
+}
+
+macro_rules! kind {
+    ($listener:ty, $stream:ty) => {
+        impl Listener for $listener {
+            type Stream = $stream;
+
+            fn take(&self) -> std::io::Result<$stream> {
+                self.accept().map(|(stream, _)| stream)
+            }
+
+            fn set_blocking(&self, blocking: bool) -> std::io::Result<()> {
+                self.set_nonblocking(!blocking)
+            }
+        }
+
+        impl Stream for $stream {
+            fn set_blocking(&self, blocking: bool) -> std::io::Result<()> {
+                self.set_nonblocking(!blocking)
+            }
+
+            fn set_patience(&self, at_most: Option<Duration>) -> std::io::Result<()> {
+                self.set_read_timeout(at_most)?;
+                self.set_write_timeout(at_most)
+            }
+        }
+    };
+}
+
+kind!(TcpListener, TcpStream);
+kind!(UnixListener, UnixStream);
+
+struct Pending<S> {
+    stream: S,
     acceptor: Acceptor,
     until: Instant,
 }
 
 /// Listeners, and who stands before them.
-pub struct Door {
-    listeners: Vec<TcpListener>,
-    pending: VecDeque<Pending>,
+pub struct Door<L: Listener = TcpListener> {
+    listeners: Vec<L>,
+    pending: VecDeque<Pending<L::Stream>>,
     secret: Secret,
     purpose: Purpose,
     me: u32,
     size: u32,
 }
 
-impl Door {
+impl<L: Listener> Door<L> {
     /// For rank `me` of `size`.
     ///
     /// # Errors
     /// [`Error::System`].
-    pub fn new(
-        listeners: Vec<TcpListener>,
-        secret: &Secret,
-        purpose: Purpose,
-        me: usize,
-        size: usize,
-    ) -> Result<Self> {
+    pub fn new(listeners: Vec<L>, secret: &Secret, purpose: Purpose, me: usize, size: usize) -> Result<Self> {
         for listener in &listeners {
-            listener.set_nonblocking(true).map_err(|e| refused("a listener", &e))?;
+            listener.set_blocking(false).map_err(|e| refused("a listener", &e))?;
         }
         let (me, size) = (me as u32, size as u32);
         Ok(Door { listeners, pending: VecDeque::new(), secret: secret.clone(), purpose, me, size })
@@ -52,7 +95,7 @@ impl Door {
 
     /// Serves whoever comes, for `at_most`; returns as soon as one or more have proven themselves. Their
     /// streams are blocking.
-    pub fn serve(&mut self, at_most: Duration) -> Vec<(Hello, TcpStream)> {
+    pub fn serve(&mut self, at_most: Duration) -> Vec<(Hello, L::Stream)> {
         let until = Instant::now() + at_most;
         let mut proven = Vec::new();
         loop {
@@ -75,14 +118,14 @@ impl Door {
     }
 
     /// Takes what those have to say who stand before the door.
-    fn hear(&mut self, ready: &[bool], proven: &mut Vec<(Hello, TcpStream)>) {
+    fn hear(&mut self, ready: &[bool], proven: &mut Vec<(Hello, L::Stream)>) {
         let now = Instant::now();
         for (at, mut pending) in std::mem::take(&mut self.pending).into_iter().enumerate() {
             match if ready[at] { pending.hear() } else { Step::More } {
                 Step::Proven(hello) => {
                     // A fresh connection has room for one byte. Who has gone will be missed later.
                     if pending.stream.write_all(&[WELCOME]).is_ok()
-                        && pending.stream.set_nonblocking(false).is_ok()
+                        && pending.stream.set_blocking(true).is_ok()
                     {
                         proven.push((hello, pending.stream));
                     }
@@ -97,8 +140,8 @@ impl Door {
     fn admit(&mut self, at: usize) {
         // A bounded number a turn, so that those inside are heard too.
         for _ in 0..PENDING / 2 {
-            let stream = match self.listeners[at].accept() {
-                Ok((stream, _)) => stream,
+            let stream = match self.listeners[at].take() {
+                Ok(stream) => stream,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(_) => {
                     // Out of files, or the connection went at once: those inside come first.
@@ -108,7 +151,7 @@ impl Door {
                 }
             };
             let Ok(nonce) = random() else { continue };
-            if stream.set_nonblocking(true).is_err() {
+            if stream.set_blocking(false).is_err() {
                 continue;
             }
             if self.pending.len() >= PENDING {
@@ -121,7 +164,7 @@ impl Door {
     }
 }
 
-impl Pending {
+impl<S: Stream> Pending<S> {
     /// Reads what has come, but no byte of what follows the handshake.
     fn hear(&mut self) -> Step {
         let mut room = [0; 128];
@@ -173,15 +216,29 @@ pub fn knock(
     hello: &Hello,
     until: Instant,
 ) -> std::result::Result<TcpStream, Refusal> {
+    let left = left(until).map_err(Refusal::Io)?;
+    let stream = TcpStream::connect_timeout(&address, left).map_err(Refusal::Io)?;
+    prove(stream, secret, hello, until)
+}
+
+fn left(until: Instant) -> std::io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now()).min(HANDSHAKE);
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// As [`knock`], over a connection that was just made.
+///
+/// # Errors
+/// A [`Refusal`].
+pub fn prove<S: Stream>(
+    mut stream: S,
+    secret: &Secret,
+    hello: &Hello,
+    until: Instant,
+) -> std::result::Result<S, Refusal> {
     let io = Refusal::Io;
-    let left = || {
-        let left = until.saturating_duration_since(Instant::now()).min(HANDSHAKE);
-        if left.is_zero() { Err(io(ErrorKind::TimedOut.into())) } else { Ok(left) }
-    };
     let nonce = random().map_err(|e| io(std::io::Error::other(e.to_string())))?;
-    let mut stream = TcpStream::connect_timeout(&address, left()?).map_err(io)?;
-    stream.set_read_timeout(Some(left()?)).map_err(io)?;
-    stream.set_write_timeout(Some(left()?)).map_err(io)?;
+    stream.set_patience(Some(left(until).map_err(io)?)).map_err(io)?;
     let connector = Connector::new(secret, hello, nonce);
     stream.write_all(connector.hello()).map_err(io)?;
     let mut challenge = [0; CHALLENGE];
@@ -193,8 +250,7 @@ pub fn knock(
     if welcome != [WELCOME] {
         return Err(Refusal::Stranger);
     }
-    stream.set_read_timeout(None).map_err(io)?;
-    stream.set_write_timeout(None).map_err(io)?;
+    stream.set_patience(None).map_err(io)?;
     Ok(stream)
 }
 

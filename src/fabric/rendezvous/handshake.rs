@@ -33,6 +33,8 @@ pub enum Purpose {
     Rendezvous,
     /// A link of the `tcp` fabric.
     Link,
+    /// Memory that ranks of one host share.
+    Memory,
 }
 
 /// Who connects to whom.
@@ -64,6 +66,7 @@ impl Hello {
         let purpose = match bytes[8] {
             0 => Purpose::Rendezvous,
             1 => Purpose::Link,
+            2 => Purpose::Memory,
             _ => return None,
         };
         let link = u16::from_le_bytes([bytes[21], bytes[22]]);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::area::{Area, Failure, Life};
 use super::bell::Pace;
+use super::control::Control;
 use super::deadlock::{Suspicion, Wanted};
 use super::slot::{Meeting, SLOTS, Span, Stream};
 use crate::error::{Error, Loss, Result};
@@ -130,13 +131,40 @@ pub struct Endpoint<S: Space> {
     bounds: Bounds,
     host: String,
     crowded: bool,
+    /// `None`: the area keeps the job's failures.
+    control: Option<Control>,
+}
+
+/// Whether so many ranks have no core each.
+fn is_crowded(ranks: usize) -> bool {
+    ranks > std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl<S: Space> Endpoint<S> {
     pub fn new(rank: usize, area: Arc<Area>, space: S, under_way: Arc<UnderWay>, bounds: Bounds) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let crowded = area.ranks() > cores;
-        Endpoint { rank, area, space, under_way, bounds, host: crate::fabric::host_name(), crowded }
+        let crowded = is_crowded(area.ranks());
+        let host = crate::fabric::host_name();
+        Endpoint { rank, area, space, under_way, bounds, host, crowded, control: None }
+    }
+
+    /// For `ranks` of the area's, which are on this host; `control` joins all.
+    pub fn controlled(mut self, control: Control, ranks: usize) -> Self {
+        let (area, rank) = (Arc::clone(&self.area), self.rank);
+        control.alarm.add(move || area.rank(rank).bell.ring());
+        self.host = control.fabric.host(rank);
+        self.crowded = is_crowded(ranks);
+        self.control = Some(control);
+        self
+    }
+
+    /// Its memory.
+    pub fn space(&self) -> &S {
+        &self.space
+    }
+
+    /// Whether puts are queued here, which move only when this rank calls.
+    pub fn has_queued(&self) -> bool {
+        self.under_way.spilled.load(Ordering::Relaxed) > 0
     }
 
     /// Leaves the job, once what is queued here is on its way.
@@ -152,7 +180,7 @@ impl<S: Space> Endpoint<S> {
         let mut pace = Pace::new(self.crowded);
         loop {
             self.forget_unwanted();
-            if self.under_way.spilled.load(Ordering::Relaxed) == 0 {
+            if !self.has_queued() {
                 return Ok(());
             }
             self.poll()?;
@@ -215,6 +243,9 @@ impl<S: Space> Endpoint<S> {
 
     /// This error ends the job for all, unless another was first.
     fn end(&self, error: Error) -> Error {
+        if let Some(control) = &self.control {
+            return control.end(error);
+        }
         if self.area.fail(&Failure::by(self.rank, &error)) {
             return error;
         }
@@ -222,10 +253,14 @@ impl<S: Space> Endpoint<S> {
     }
 
     fn check(&self) -> Result<()> {
-        match self.area.failure() {
-            None => Ok(()),
-            Some(failure) => Err(self.failed(failure)),
+        if let Some(control) = &self.control {
+            return control.check();
         }
+        self.area.failure().map_or(Ok(()), |failure| Err(self.failed(failure)))
+    }
+
+    fn has_failed(&self) -> bool {
+        self.control.as_ref().map_or_else(|| self.area.failure().is_some(), |c| c.alarm.has_rung())
     }
 
     fn check_peer(&self, peer: usize, lane: Lane) -> Result<()> {
@@ -344,7 +379,7 @@ impl<S: Space> Endpoint<S> {
     }
 
     fn move_spilled(&self) -> Result<()> {
-        if self.under_way.spilled.load(Ordering::Relaxed) == 0 {
+        if !self.has_queued() {
             return Ok(());
         }
         let mut streams = self.under_way.lock();
@@ -396,14 +431,14 @@ impl<S: Space> Endpoint<S> {
                 return Ok(());
             }
             self.poll()?;
-            let queued = self.under_way.spilled.load(Ordering::Relaxed) > 0;
-            let nap = if queued { Duration::from_micros(200) } else { Duration::from_secs(1) };
-            if !pace.step(bell, nap, &mut || ready() || self.area.failure().is_some()) {
+            let nap = if self.has_queued() { Duration::from_micros(200) } else { Duration::from_secs(1) };
+            if !pace.step(bell, nap, &mut || ready() || self.has_failed()) {
                 continue;
             }
             let alive = self.area.rank(peer).life() == Life::Running;
             if !alive && !ready() && owes() {
-                self.check()?; // a rank that fails says so before it leaves
+                // A rank that fails says so before it leaves.
+                self.control.as_ref().map_or_else(|| self.check(), Control::settle)?;
                 return Err(self.end(self.lost(peer, Loss::Gone, pace.waited(), Some((i, lane)))));
             }
             if alive
@@ -573,10 +608,16 @@ impl<S: Space> Fabric for Endpoint<S> {
     }
 
     fn abort(&self, reason: &str) {
+        if let Some(control) = &self.control {
+            return control.fabric.abort(reason);
+        }
         self.area.fail(&Failure::Aborted { by: self.rank, reason: reason.into(), code: 4 });
     }
 
     fn fail(&self, error: &Error) {
+        if let Some(control) = &self.control {
+            return control.fabric.fail(error);
+        }
         self.area.fail(&Failure::by(self.rank, error));
     }
 }

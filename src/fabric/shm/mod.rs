@@ -3,20 +3,24 @@
 //! A [`Supervisor`] makes one anonymous segment of memory for each rank and one for the state of the
 //! job, starts the ranks and hands them the segments as open files. No segment has a name (on macOS:
 //! none longer than a moment), so nothing is left behind even when all processes are killed.
-//! Each rank calls [`connect_from_env`].
+//! Each rank calls [`connect_from_env`]. Ranks that others have started form such a group by themselves
+//! (`meeting`), as a part of the `mixed` fabric.
 //!
 //! Who lives is known in three ways: the supervisor sees a process end or stop at once; every rank and
 //! the supervisor count a heartbeat that the others watch; and a rank whose supervisor is gone ends.
 
 pub(super) mod heap;
 pub(super) mod liveness;
+pub(super) mod meeting;
+mod passing;
 mod segment;
+mod socket;
 mod supervisor;
 
 pub use supervisor::{Outcome, Supervisor};
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use self::heap::Heap;
@@ -57,7 +61,7 @@ pub fn connect_from_env() -> Result<Option<Arc<dyn Fabric>>> {
     for (rank, fd) in plan.segments.iter().enumerate() {
         // SAFETY: as above.
         let segment = unsafe { Segment::inherited(*fd, plan.segment_bytes)? };
-        mappings.push(segment.map()?);
+        mappings.push(Some(segment.map()?));
         if rank == plan.rank {
             own = Some(segment); // the others' files are closed: their mappings stay
         }
@@ -65,17 +69,8 @@ pub fn connect_from_env() -> Result<Option<Arc<dyn Fabric>>> {
     let Some(own) = own else { return Err(garbled(&shm)) };
     let watch = Arc::new(Mutex::new(Watch::new(plan.size + 1)));
     let liveness = Liveness::start(plan.rank, Arc::clone(&area), Arc::clone(&watch), plan.bounds)?;
-    let space = Segments {
-        rank: plan.rank,
-        mappings: mappings.into(),
-        own: Arc::new(Own {
-            segment: own,
-            heap: Mutex::new(Heap::new(plan.segment_bytes)),
-            left: AtomicBool::new(false),
-        }),
-        watch,
-        _liveness: liveness,
-    };
+    let beats = Some((watch, liveness));
+    let space = Segments::new(plan.rank, own, mappings, beats)?;
     let under_way = Arc::new(UnderWay::new(plan.size));
     Ok(Some(Arc::new(Endpoint::new(plan.rank, area, space, under_way, plan.bounds))))
 }
@@ -146,55 +141,86 @@ impl Plan {
     }
 }
 
-/// This rank's segment and what is free of it.
-struct Own {
+/// Memory of processes: an address is an offset in the segment of its rank.
+pub(super) struct Segments {
+    store: Arc<Store>,
+    /// `None`: another fabric of the job knows who lives.
+    beats: Option<(Arc<Mutex<Watch>>, Liveness)>,
+}
+
+/// This rank's segment and what is free of it, and the segments of those that share memory with it. Kept by memory
+/// that was handed out.
+pub(super) struct Store {
+    rank: usize,
     segment: Segment,
+    /// By rank, this one included.
+    mappings: Box<[Option<Mapping>]>,
+    /// Where the first byte of this rank's own is.
+    first: usize,
     heap: Mutex<Heap>,
     /// From then on nothing is reused: peers may fetch from here what they have not armed yet.
     left: AtomicBool,
 }
 
-/// Memory of processes: an address is an offset in the segment of its rank.
-struct Segments {
-    rank: usize,
-    /// Of all ranks, this one included. Memory handed out keeps them.
-    mappings: Arc<[Mapping]>,
-    own: Arc<Own>,
-    watch: Arc<Mutex<Watch>>,
-    _liveness: Liveness,
+impl Segments {
+    /// # Errors
+    /// [`Error::Internal`] when the rank's own segment is not among the mappings.
+    fn new(
+        rank: usize,
+        segment: Segment,
+        mappings: Vec<Option<Mapping>>,
+        beats: Option<(Arc<Mutex<Watch>>, Liveness)>,
+    ) -> Result<Self> {
+        let first = mappings.get(rank).and_then(Option::as_ref).map(|own| own.as_ptr() as usize);
+        let first =
+            first.ok_or_else(|| Error::Internal(format!("rank {rank} has not mapped its segment")))?;
+        let (heap, left) = (Mutex::new(Heap::new(segment.len())), AtomicBool::new(false));
+        let store = Store { rank, segment, mappings: mappings.into(), first, heap, left };
+        Ok(Segments { store: Arc::new(store), beats })
+    }
+
+    /// Where memory comes from; it does not keep the rank in its job.
+    pub(super) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
 }
 
 /// What a [`Memory`] of this fabric is made of.
 struct Piece {
-    own: Arc<Own>,
-    mappings: Arc<[Mapping]>,
-    rank: usize,
+    store: Arc<Store>,
     at: usize,
     len: usize,
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        if self.own.left.load(Ordering::Relaxed) {
+        let Piece { store, at, len } = self;
+        if store.left.load(Ordering::Relaxed) {
             return;
         }
         // Zero before anyone can get it again.
-        self.own.segment.discard(&self.mappings[self.rank], self.at, self.len);
-        self.own.heap.lock().unwrap_or_else(PoisonError::into_inner).give(self.at, self.len);
+        if let Some(mapping) = &store.mappings[store.rank] {
+            store.segment.discard(mapping, *at, *len);
+        }
+        store.heap().give(*at, *len);
     }
 }
 
-impl Space for Segments {
-    fn name(&self) -> &'static str {
-        "shm"
+impl Store {
+    fn heap(&self) -> MutexGuard<'_, Heap> {
+        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn alloc(&self, bytes: usize) -> Result<Arc<Memory>> {
+    /// As [`Fabric::alloc`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Arc<Memory>> {
         let short = |why: String| Error::Resources {
             what: format!("rank {} needs {bytes} bytes of shared memory: {why}", self.rank),
             remedy: "use a smaller problem, fewer ranks, or more memory".into(),
         };
-        let mut heap = self.own.heap.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heap = self.heap();
         let Some((at, len)) = heap.take(bytes) else {
             return Err(short(format!(
                 "its segment has {} bytes, {} of them free, in pieces of at most {}",
@@ -204,38 +230,47 @@ impl Space for Segments {
             )));
         };
         // With the pages in hand there is no SIGBUS later, when others write here.
-        if let Err(e) = self.own.segment.reserve(at, len) {
+        if let Err(e) = self.segment.reserve(at, len) {
             heap.give(at, len);
             return Err(short(e));
         }
         drop(heap);
-        let (own, mappings) = (Arc::clone(&self.own), Arc::clone(&self.mappings));
-        let piece = Piece { own, mappings, rank: self.rank, at, len };
+        let piece = Piece { store: Arc::clone(self), at, len };
         // SAFETY: `at + len` lies in the segment; it is zeroed (fresh, or discarded) and this rank's heap
         // gave it to nobody else; the owner keeps the mapping.
-        Ok(Arc::new(unsafe {
-            Memory::new(self.mappings[self.rank].as_ptr().add(at), bytes, Box::new(piece))
-        }))
+        Ok(Arc::new(unsafe { Memory::new((self.first + at) as *mut u8, bytes, Box::new(piece)) }))
+    }
+}
+
+impl Space for Segments {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Arc<Memory>> {
+        self.store.alloc(bytes)
     }
 
     fn address(&self, memory: &Memory) -> Option<u64> {
-        let piece = memory.owner().downcast_ref::<Piece>()?;
-        Arc::ptr_eq(&piece.own, &self.own).then_some(piece.at as u64)
+        // By where it is: another transport may have cut it from a larger piece of this segment.
+        let at = (memory.as_ptr() as usize).checked_sub(self.store.first)?;
+        (at.checked_add(memory.len())? <= self.store.segment.len()).then_some(at as u64)
     }
 
     fn reach(&self, rank: usize, span: Span) -> Option<*mut u8> {
-        let mapping = self.mappings.get(rank)?;
+        let mapping = self.store.mappings.get(rank)?.as_ref()?;
         let end = span.at.checked_add(span.len)?;
         // SAFETY: inside the mapping.
         (end <= mapping.len() as u64).then(|| unsafe { mapping.as_ptr().add(span.at as usize) })
     }
 
     fn silent_for(&self, rank: usize) -> Option<Duration> {
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner).silent_for(rank)
+        let (watch, _) = self.beats.as_ref()?;
+        watch.lock().unwrap_or_else(PoisonError::into_inner).silent_for(rank)
     }
 
     fn leave(&self) {
-        self.own.left.store(true, Ordering::Relaxed);
+        self.store.left.store(true, Ordering::Relaxed);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Anonymous shared memory: a file without a name that processes inherit and map.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use crate::error::{Error, Result};
 
@@ -56,6 +56,20 @@ impl Segment {
         // SAFETY: sets a flag of our own file, so that this process' own children do not get it.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
         Ok(Segment { file, len })
+    }
+
+    /// The segment of `len` bytes that another process has sent.
+    ///
+    /// # Errors
+    /// As [`Segment::inherited`].
+    pub fn received(file: OwnedFd, len: usize) -> Result<Self> {
+        // SAFETY: ours alone, and given away here.
+        unsafe { Segment::inherited(file.into_raw_fd(), len) }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// The file's number.

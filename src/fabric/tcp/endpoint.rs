@@ -14,6 +14,7 @@ use super::engine::Engine;
 use super::frame::EAGER;
 use super::region::Region;
 use crate::error::{Error, Loss, Result};
+use crate::fabric::alarm::Alarm;
 use crate::fabric::mem::pages::Pages;
 use crate::fabric::rendezvous::door::{poll, refused};
 use crate::fabric::shared::area::Failure;
@@ -149,6 +150,11 @@ impl Endpoint {
         });
         let spins = Spins::default();
         Ok(Endpoint { rank, size, shared, bounds, crowded, spins, wake, thread: thread.transpose()? })
+    }
+
+    /// Rings when this rank hears that the job has failed.
+    pub fn alarm(&self) -> Arc<Alarm> {
+        Arc::clone(&self.shared.lock().alarm)
     }
 
     /// The engine, for an operation of the rank.

@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::job::Job;
@@ -11,6 +12,7 @@ use super::socket;
 use super::tx::Tx;
 use crate::error::Loss;
 use crate::fabric::Bounds;
+use crate::fabric::alarm::Alarm;
 use crate::fabric::rendezvous::door::poll;
 
 /// Bytes that one connection moves before it is another's turn.
@@ -77,6 +79,8 @@ pub struct Engine {
     swept: Instant,
     /// The failure has been passed on.
     told: bool,
+    /// Rings then: who waits elsewhere is told as well.
+    pub alarm: Arc<Alarm>,
     /// The rank's own thread waits here and moves what there is to move.
     pub taken: bool,
     /// The progress thread sleeps on the sockets.
@@ -91,7 +95,8 @@ impl Engine {
         let of = (0..of.len()).map(|rank| of[job.next_hop(rank)].clone()).collect();
         let now = Instant::now();
         let (told, taken, polling, stop) = (false, false, false, false);
-        Engine { job, links, of, bounds, looked: now, swept: now, told, taken, polling, stop }
+        let alarm = Arc::default();
+        Engine { job, links, of, bounds, looked: now, swept: now, told, alarm, taken, polling, stop }
     }
 
     /// Writes what may go on a connection.
@@ -140,6 +145,7 @@ impl Engine {
             return;
         }
         self.told = true;
+        self.alarm.ring();
         for at in 0..self.links.len() {
             self.send(at);
             let link = &mut self.links[at];

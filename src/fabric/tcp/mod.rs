@@ -38,10 +38,11 @@ pub use interfaces::On;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::endpoint::Endpoint;
+pub(super) use self::endpoint::Endpoint;
 use self::engine::Engine;
 use self::job::Job;
 use self::region::Region;
+pub(super) use self::setup::Place;
 use super::rendezvous::{Rendezvous, Secret};
 use super::{Bounds, Fabric, Lane};
 use crate::error::Result;
@@ -65,6 +66,8 @@ pub struct Options {
     /// Which ranks may be connected: rank `a` and a lower `b` if `reach[a][b]`; on all ranks the same. `None`:
     /// all that reach each other. For cabling that is known, and for trying one out.
     pub reach: Option<Vec<Vec<bool>>>,
+    /// What this rank's host is called in messages; `None`: its own name.
+    pub host: Option<String>,
 }
 
 impl Default for Options {
@@ -76,6 +79,7 @@ impl Default for Options {
             connections: 1,
             checksums: true,
             reach: None,
+            host: None,
         }
     }
 }
@@ -117,7 +121,11 @@ pub fn connect(
     Ok(Arc::new(endpoint(rendezvous, &secret, options)?))
 }
 
-fn endpoint(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Options) -> Result<Endpoint> {
+pub(super) fn endpoint(
+    rendezvous: &mut dyn Rendezvous,
+    secret: &Secret,
+    options: &Options,
+) -> Result<Endpoint> {
     let rank = rendezvous.rank();
     start(rank, setup::connect(rendezvous, secret, options)?, options)
 }
@@ -131,7 +139,7 @@ fn start(rank: usize, connected: setup::Connected, options: &Options) -> Result<
 
 /// What is wrong with a frame, or with what a program asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Wrong {
+pub(super) enum Wrong {
     /// Bytes that no peer can have meant.
     Corrupt(String),
     /// A rule of the contract that the program has broken.

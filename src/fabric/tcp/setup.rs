@@ -34,28 +34,34 @@ pub struct Connected {
     pub here: usize,
 }
 
-/// What a rank tells the others first: a line each for its host's name, kernel, and network.
-struct Place {
-    host: String,
-    kernel: String,
-    network: String,
+/// Where a rank is. It tells the others first: a line each.
+pub struct Place {
+    /// Its host's name.
+    pub host: String,
+    /// The kernel that it runs on, until the next boot.
+    pub kernel: String,
+    /// The network namespace.
+    pub network: String,
 }
 
 impl Place {
-    fn here() -> Self {
+    /// This process's. `host`: what its host is to be called.
+    pub fn here(host: Option<&str>) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned());
         let kernel = read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| host_name());
         // Loopback is shared within a network namespace only.
         let network = std::fs::read_link("/proc/self/ns/net")
             .map_or_else(|_| String::new(), |path| path.to_string_lossy().into_owned());
-        Place { host: host_name(), kernel, network }
+        Place { host: host.map_or_else(host_name, str::to_owned), kernel, network }
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// For the others.
+    pub fn encode(&self) -> Vec<u8> {
         format!("{}\n{}\n{}", self.host, self.kernel, self.network).into_bytes()
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    /// What another has told; `None` when it makes no sense.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut lines = std::str::from_utf8(bytes).ok()?.split('\n').map(str::to_owned);
         Some(Place { host: lines.next()?, kernel: lines.next()?, network: lines.next()? })
     }
@@ -211,7 +217,7 @@ pub fn connect_on(
 ) -> Result<Connected> {
     let (rank, size) = (rendezvous.rank(), rendezvous.size());
     let until = Instant::now() + options.start;
-    let places = rendezvous.all_gather(&Place::here().encode())?;
+    let places = rendezvous.all_gather(&Place::here(options.host.as_deref()).encode())?;
     let places: Option<Vec<Place>> = places.iter().map(|bytes| Place::decode(bytes)).collect();
     let places = places.ok_or_else(|| garbled("a host's name"))?;
     let hosts: Vec<String> = places.iter().map(|p| p.host.clone()).collect();

@@ -20,8 +20,26 @@ const LARGEST: usize = 256 << 20;
 /// Mappings are multiples of this: huge pages.
 const HUGE: usize = 2 << 20;
 
+/// Memory of another transport of this rank, so that both can use what is handed out here.
+pub type Source = Box<dyn Fn(usize) -> Result<Arc<Memory>> + Send + Sync>;
+
+/// A mapping.
+enum Mapped {
+    Own(Pages),
+    Given(Arc<Memory>),
+}
+
+impl Mapped {
+    fn as_ptr(&self) -> *mut u8 {
+        match self {
+            Mapped::Own(pages) => pages.as_ptr(),
+            Mapped::Given(memory) => memory.as_ptr(),
+        }
+    }
+}
+
 struct Region {
-    pages: Pages,
+    pages: Mapped,
     len: usize,
     /// Free ranges: offset and length; neighbours are joined.
     free: BTreeMap<usize, usize>,
@@ -57,6 +75,8 @@ impl Region {
 #[derive(Default)]
 pub struct Arena {
     regions: Mutex<Vec<Region>>,
+    /// Where mappings come from; `None`: from the system.
+    source: Option<Source>,
     adopted: Mutex<Adopted>,
 }
 
@@ -91,6 +111,11 @@ impl Drop for Owner {
 }
 
 impl Arena {
+    /// One that takes its mappings from there.
+    pub fn over(source: Option<Source>) -> Self {
+        Arena { source, ..Arena::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Region>> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,7 +142,10 @@ impl Arena {
         let mut regions = self.lock();
         let step = SMALLEST.checked_shl(regions.len() as u32).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
         let len = bytes.max(step).saturating_add(PAGE).next_multiple_of(HUGE);
-        let pages = Pages::new(len)?;
+        let pages = match &self.source {
+            Some(source) => Mapped::Given(source(len)?),
+            None => Mapped::Own(Pages::new(len)?),
+        };
         let first = pages.as_ptr();
         // SAFETY: inside the mapping.
         let done =

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::Options;
-use super::arena::Arena;
+use super::arena::{Arena, Source};
 use super::devices::{self, Devices};
 use super::engine::{Broken, Engine, Moved, Peer};
 use super::links::{self, LeftOut};
@@ -49,12 +49,26 @@ impl Verbs {
         control: Arc<dyn Fabric>,
         options: &Options,
     ) -> Result<Verbs> {
+        Verbs::connect_over(rendezvous, control, options, None)
+    }
+
+    /// As [`connect`], with memory from `source`.
+    ///
+    /// # Errors
+    /// As [`connect`].
+    pub(in crate::fabric) fn connect_over(
+        rendezvous: &mut dyn Rendezvous,
+        control: Arc<dyn Fabric>,
+        options: &Options,
+        source: Option<Source>,
+    ) -> Result<Verbs> {
         let (rank, size) = (rendezvous.rank(), rendezvous.size());
-        let arena = Arc::new(Arena::default());
+        let arena = Arc::new(Arena::over(source));
         let mut nics = if size > 1 { devices::open(rank, options) } else { Ok(Vec::new()) };
         let mut absent = None;
-        if let (Err(error @ Error::Resources { .. }), Devices::All) = (&nics, &options.devices)
+        if let Err(error @ Error::Resources { .. }) = &nics
             && !options.all_pairs
+            && !matches!(options.devices, Devices::Named(_))
         {
             absent = Some(error.to_string());
             nics = Ok(Vec::new());

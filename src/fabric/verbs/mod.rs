@@ -23,6 +23,7 @@ mod protocol;
 mod rank;
 pub mod trouble;
 
+pub(super) use arena::Source;
 pub use devices::Devices;
 pub use endpoint::{Verbs, connect};
 pub use engine::Moved;
@@ -45,7 +46,7 @@ pub struct Options {
     /// The devices.
     pub devices: Devices,
     /// Whether every two ranks must be joined. If not (on all ranks alike), pairs without a cable, or whose cables carry
-    /// nothing, are left out, as are ranks without a device ([`Devices::All`]): [`Verbs::joins`] tells.
+    /// nothing, are left out, as are ranks without a device (unless [`Devices::Named`]): [`Verbs::joins`] tells.
     pub all_pairs: bool,
     /// Ranks that are reached otherwise (those of this host): no cable to them is looked for.
     pub without: Vec<usize>,
