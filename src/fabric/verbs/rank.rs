@@ -351,8 +351,9 @@ impl Shared {
             if pairs().all(Pair::has_left) {
                 return Ok(());
             }
-            // An answer to a goodbye that does not come is nobody's loss.
-            if pairs().all(|pair| pair.has_left() || pair.has_said_goodbye()) {
+            // An answer to a goodbye that does not come is nobody's loss. Nor is a completion that a device owes after the
+            // peer's goodbye: that said that all it granted is there, and what it did not grant is forgotten.
+            if pairs().all(|pair| pair.has_left() || pair.has_said_goodbye() || pair.is_peer_gone()) {
                 if said.get_or_insert_with(Instant::now).elapsed() > self.bounds.silence {
                     return Ok(());
                 }
