@@ -185,25 +185,34 @@ fn a_rank_of_an_emulated_host_is_killed() {
     a_killed_rank_is_named(4, Some(&world), "any");
 }
 
-/// Apple's driver ends a process that posts after its cable was pulled: the rest of the job ends well.
+/// Apple's driver ends a process that posts after its cable was pulled: the rest of the job ends well. A rank that only waits
+/// at that moment posts no more, and is ended by the silence: then it is tried again.
 #[test]
 fn a_driver_that_crashes_takes_no_other_rank_with_it() {
-    let world = World::mesh(Profile::Apple, 3)
-        .trap(Trap::always(Kind::CrashOnUnplug).on("rdma_en10"))
-        .install()
-        .unwrap();
-    let mut ranks = start(3, Some(&world), "any", 5, true);
-    for rank in &mut ranks {
-        assert!(!rank.line("READY ").is_empty());
+    for _ in 0..12 {
+        let world = World::mesh(Profile::Apple, 3)
+            .trap(Trap::always(Kind::CrashOnUnplug).on("rdma_en10"))
+            .install()
+            .unwrap();
+        let mut ranks = start(3, Some(&world), "any", 2, true);
+        for rank in &mut ranks {
+            assert!(!rank.line("READY ").is_empty());
+        }
+        let start = Instant::now();
+        world.set_cable("rdma_en10", false);
+        let ends = ends(ranks);
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+        let crashed = ends[1].0.is_none(); // by a signal
+        for (code, said) in [&ends[0], &ends[2]] {
+            let named = said.contains("rank 1") || !crashed && said.contains("rank 0");
+            assert!(*code == Some(4) && named, "{ends:?}");
+        }
+        if crashed {
+            return;
+        }
+        assert_eq!(ends[1].0, Some(4), "{ends:?}");
     }
-    let start = Instant::now();
-    world.set_cable("rdma_en10", false);
-    let ends = ends(ranks);
-    assert_eq!(ends[1].0, None, "by a signal: {ends:?}");
-    for (code, said) in [&ends[0], &ends[2]] {
-        assert!(*code == Some(4) && said.contains("rank 1"), "{ends:?}");
-    }
-    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    panic!("rank 1 has never posted after its cable was pulled");
 }
 
 /// On the machine's own devices, if [`NAMES`] says which; `FULMEN_VERBS_LOSSY`: their links lose packets.
