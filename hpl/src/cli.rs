@@ -407,7 +407,11 @@ mod tests {
             (&["--fabric", "ib"], "write mem or shm; with a launcher auto, shm, tcp, verbs"),
             (&["--interfaces", "en5,10.0.0.0/99"], "has no number of bits"),
             (&["-q", "-v"], "cannot be used with"),
-            (&["--threshold", "nan"], "not a number"),
+            (&["--threshold", "nan"], "not a finite number"),
+            (&["--threshold", "x"], "not a number"),
+            (&["-N", "-5"], "must be at least 0"),
+            (&["-N", "99999999999999999999"], "must be at most 2147483647"),
+            (&["--seed", "-1"], "invalid value '-1' for '--seed"),
             (&["a.dat", "--input", "b.dat"], "cannot be used with"),
             (&["--check", "--json", "x"], "cannot be used with"),
         ] {

@@ -287,7 +287,7 @@ fn k2_02_no_threshold_means_unchecked() {
 fn numbers_that_atoi_would_cut() {
     for (word, remedy) in [
         ("1e2", "write 100"),
-        ("1,000", "write 1000"),
+        ("1,000", "write 1000 for one value, 1 000 for a list"),
         ("1000,2000", "write 1000 2000"),
         ("1_000", "write 1000"),
         ("29.0", "write 29"),
