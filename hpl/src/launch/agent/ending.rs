@@ -1,11 +1,14 @@
 //! Watches the ranks and the launcher, and ends the ranks: they are asked, then get SIGTERM, then SIGKILL.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fulmen::job::messages::{Complaint, Ending, How, News, ToRank, grace, silence};
 
 use super::super::children::Change;
 use super::{Agent, Input};
+
+/// The last words of a rank that has ended are there within this time.
+const WORDS: Duration = Duration::from_millis(300);
 
 /// How far the end of the ranks has come.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,9 +42,15 @@ impl Agent {
                             How::Signal(_) => rank.signalled,
                             How::Code(_) => asked,
                         };
-                        news.push(News::Ended { rank: rank.rank, how, asked });
+                        rank.untold = Some((now, how, asked));
                     }
                 }
+            }
+            // What it said last is on its way to this thread: it names the cause. Someone it has started may keep its socket.
+            if let Some((_, how, asked)) =
+                rank.untold.take_if(|(since, ..)| rank.silent || now - *since > WORDS)
+            {
+                news.push(News::Ended { rank: rank.rank, how, asked });
             }
             if let Some(since) = rank.stopped
                 && now - since > patience

@@ -14,7 +14,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmen::job::messages::{self, Ending, Frames, FromRank, News, Order, Start, ToRank, Up, beat, silence};
+use fulmen::job::messages::{
+    self, Ending, Frames, FromRank, How, News, Order, Start, ToRank, Up, beat, silence,
+};
 
 use self::copied::Copied;
 use self::ending::Push;
@@ -37,6 +39,8 @@ enum Event {
     Order(Order),
     LauncherGone(String),
     Rank(usize, FromRank),
+    /// A rank says nothing more: all its words are before this.
+    Silent(usize),
     /// A stream of a rank has ended.
     Drained,
 }
@@ -142,6 +146,10 @@ struct Child {
     words: Sender<ToRank>,
     /// It uses the library.
     joined: bool,
+    /// All its words have been heard.
+    silent: bool,
+    /// It has ended, which is told after its words: when it was seen, how, and whether it was asked to.
+    untold: Option<(Instant, How, bool)>,
     keep: Option<String>,
     stopped: Option<Instant>,
     /// The agent has sent it a signal to end.
@@ -242,7 +250,7 @@ impl Agent {
                 }
             }
             self.end_in_order(now);
-            if self.ending.is_some() && self.ranks.iter().all(|r| r.process.ended()) {
+            if self.ending.is_some() && self.ranks.iter().all(|r| r.process.ended() && r.untold.is_none()) {
                 let since = *over.get_or_insert(now);
                 let stuck = self.ended_well() && !self.launcher_gone && !self.out.is_empty();
                 if self.open == 0 || (now - since > DRAIN && !stuck) {
@@ -280,6 +288,7 @@ impl Agent {
                 self.launcher_gone = true;
                 self.end(Ending { code: 4, reason: format!("the launcher is gone: {why}") });
             }
+            Event::Silent(i) => self.ranks[i].silent = true,
             Event::Drained => self.open -= 1,
             Event::Rank(i, word) => {
                 let rank = self.ranks[i].rank;

@@ -123,6 +123,8 @@ impl Agent {
             process,
             words,
             joined: false,
+            silent: false,
+            untold: None,
             keep: None,
             stopped: None,
             signalled: false,

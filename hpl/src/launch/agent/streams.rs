@@ -39,6 +39,7 @@ pub fn hear_rank(index: usize, mut from: UnixStream, events: &Sender<Event>) {
         let complaint = Complaint { code: 2, follows: false, words };
         let _ = events.send(Event::Rank(index, FromRank::Failed(complaint)));
     }
+    let _ = events.send(Event::Silent(index));
 }
 
 pub fn tell_rank(mut to: UnixStream, welcome: &ToRank, words: &Receiver<ToRank>) {
