@@ -255,8 +255,10 @@ impl Conduct {
                 self.fail(Weight::Consequence, 4, words, now)
             }
             How::Code(code) => {
-                // After a failure, others end with codes of their own.
-                let weight = if self.failed.is_some() { Weight::Consequence } else { Weight::Cause };
+                // After a failure, others end with codes of their own; and 4 is a program's word for a lost peer, which may be
+                // here before the loss itself.
+                let follows = self.failed.is_some() || code == 4;
+                let weight = if follows { Weight::Consequence } else { Weight::Cause };
                 let words = format!(
                     "{} ended with exit code {code}\n    its own words, if any, are above",
                     self.name(rank)
