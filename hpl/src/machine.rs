@@ -22,15 +22,29 @@ impl Host {
     /// Asks the operating system.
     pub fn detect() -> Host {
         let memory = memory::available();
-        let bound = if memory.process < memory.host { "ulimit -v" } else { "free memory" };
+        let cores = fulmen::kernels::cores();
+        let process = match memory.process {
+            u64::MAX => u64::MAX,
+            limited => limited.saturating_sub(address_space_of_threads(cores)),
+        };
+        let bound = if process < memory.host { "ulimit -v" } else { "free memory" };
         Host {
             name: "this machine".to_string(),
-            cores: fulmen::kernels::cores(),
+            cores,
             numa_nodes: numa_nodes(),
-            available: Some(memory.least()).filter(|&bytes| bytes < u64::MAX),
+            available: Some(process.min(memory.host)).filter(|&bytes| bytes < u64::MAX),
             bound: bound.to_string(),
         }
     }
+}
+
+/// Addresses that the threads of a run will take before its matrix comes, which counts where `ulimit -v` rules:
+/// a stack, and the heap that glibc's allocator sets aside for each thread that allocates. Beside the workers there are
+/// the threads of the signals, the progress and the fabric.
+fn address_space_of_threads(cores: usize) -> u64 {
+    const STACK: u64 = 2 << 20;
+    const HEAP: u64 = 64 << 20;
+    (cores as u64 + 3) * (STACK + HEAP)
 }
 
 /// Memory domains; 1 where the system does not tell.

@@ -183,7 +183,10 @@ impl Plan {
                 self.host,
                 units::bytes(u128::from(*available)),
             ),
-            remedy: format!("nothing was run; N up to about {} fits", fitting / 64 * 64),
+            remedy: match fitting / 64 * 64 {
+                0 => format!("nothing was run; only more of it helps ({bound})"),
+                fitting => format!("nothing was run; N up to about {fitting} fits"),
+            },
         })
     }
 

@@ -71,3 +71,22 @@ fn bad_flags_end_with_two() {
         assert!(!err.is_empty());
     }
 }
+
+/// The size that hpl-run chooses by itself fits into what `ulimit -v` leaves when its threads have taken their share.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn the_chosen_size_fits_under_an_address_space_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let script = r#"ulimit -v "$1" && exec "$0" -q"#;
+    for (mib, code) in [((cores + 3) * 66 + 160, 0), (64, 3)] {
+        let out = Command::new("sh")
+            .args(["-c", script, env!("CARGO_BIN_EXE_hpl-run"), &(mib << 10).to_string()])
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{mib} MiB: {said}");
+        assert!(code == 0 || said.contains("ulimit -v"), "{said}");
+    }
+}

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::dialect::{self, Dialect};
 use super::field::Field;
 use super::lines::{self, Line, begins_like_number};
+use super::write::sample;
 use super::{Diagnostic, Parsed};
 use crate::params::{Bcast, Fact, Input, Swap};
 
@@ -120,13 +121,16 @@ impl<'a> Reader<'a> {
         if self.refuse_shifted() {
             return true;
         }
-        let missing = self.fields[at].name();
         let end = self.lines[at - 1].text.chars().count();
         self.push_error(
             at - 1,
             "layout",
-            format!("the file ends here: line {}, {missing}, is missing", at + 1),
-            format!("HPL.dat has {} lines; add the rest", self.fields.len()),
+            format!("the file ends here: line {}, {}, is missing", at + 1, self.fields[at].name()),
+            format!(
+                "add the lines up to {}, of which the first may be `{}`",
+                needed,
+                sample(self.fields[at])
+            ),
             end..end + 1,
         );
         true
@@ -146,7 +150,7 @@ impl<'a> Reader<'a> {
                 shift.looks_like.name()
             ),
             if shift.missing {
-                format!("a line is missing above: {expected} belongs here")
+                format!("a line is missing above; {expected} belongs here, as in `{}`", sample(self.fields[shift.at]))
             } else {
                 "there is a line too many above".to_string()
             },

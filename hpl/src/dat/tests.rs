@@ -360,7 +360,12 @@ fn a_lost_line_is_found_by_the_labels() {
         ),
         "{message}"
     );
-    assert!(message.contains("a line is missing above"), "{message}");
+    assert!(
+        message.ends_with(
+            "a line is missing above; # of NBMINs belongs here, as in `1            # of recursive stopping criterium`"
+        ),
+        "{message}"
+    );
     // A line too many.
     let mut lines = LINES.to_vec();
     lines.insert(8, "0            something");
@@ -371,6 +376,9 @@ fn a_lost_line_is_found_by_the_labels() {
         message.starts_with("HPL.dat:20: layout: the file ends here: line 21, RFACT, is missing"),
         "{message}"
     );
+    let remedy =
+        "add the lines up to 30, of which the first may be `2            RFACTs (0=left, 1=Crout, 2=Right)`";
+    assert!(message.ends_with(remedy), "{message}");
     assert!(bad("").contains("the file is empty"));
     // One odd label is only a label.
     let parsed = good(&with(&[(12, "2   Ps")]));

@@ -2,7 +2,15 @@
 
 use std::fmt::Display;
 
+use super::field::{Field, NETLIB};
 use crate::params::{Input, Pmap, Sink, Swap};
+
+/// What a line may look like, for someone who lacks it.
+pub fn sample(field: Field) -> String {
+    let at = NETLIB.iter().position(|f| *f == field);
+    let line = at.and_then(|at| write(&Input::default()).lines().nth(at).map(str::to_owned));
+    line.unwrap_or_else(|| field.name().to_owned())
+}
 
 /// The file's text. What netlib cannot say (the seed) is left out.
 pub fn write(input: &Input) -> String {
