@@ -98,7 +98,10 @@ impl World {
         };
         let connected = job.options(job.bounds()).and_then(|options| job.connect(&options));
         let fabric = connected.inspect_err(|e| job.fail(e, false))?;
-        let world = World::placed(fabric, job.local(), &setup)?;
+        let world = World::placed(Arc::clone(&fabric), job.local(), &setup).inspect_err(|e| {
+            fabric.fail(e);
+            job.fail(e, false);
+        })?;
         Ok(World { job: Some(Arc::new(job)), ..world })
     }
 

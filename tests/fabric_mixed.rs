@@ -2,19 +2,20 @@
 //! make. Loopback, shared memory, and emulated RDMA devices.
 
 mod conformance;
+mod ranks;
+mod seeded;
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use fulmen::Result;
 use fulmen::fabric::mixed::{self, Choice, Connected, Options, Transport};
-use fulmen::fabric::rendezvous::{AtRankZero, Rendezvous, Secret, in_process};
+use fulmen::fabric::rendezvous::Rendezvous;
 use fulmen::fabric::{Bounds, Buf, Fabric, Lane, mem, tcp};
-use fulmen::lapack::{LuOpts, Silent, back_substitute, getrf};
-use fulmen::{Desc, DistMatrix, Result, Setup, World};
+use fulmen::lapack::LuOpts;
+use ranks::{judge_ends, processes};
+use seeded::{Draw, Solve};
 
 /// Ranks whose hosts have these names reach each other over loopback.
 fn options(host: &str) -> Options {
@@ -24,24 +25,13 @@ fn options(host: &str) -> Options {
     Options { tcp, ..Options::default() }
 }
 
-/// Runs `work` on ranks that are threads, each with its own options; a rank that fails ends the others.
+/// Ranks that are threads, each with its own options.
 fn threads<R: Send>(options: &[Options], work: impl Fn(Connected) -> Result<R> + Sync) -> Vec<Result<R>> {
-    let (secret, work) = (Secret::random().unwrap(), &work);
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = in_process(options.len())
-            .into_iter()
-            .zip(options)
-            .map(|(mut rendezvous, options)| {
-                let secret = secret.clone();
-                scope.spawn(move || {
-                    let connected = mixed::connect(&mut rendezvous, &secret, options)?;
-                    let fabric = Arc::clone(&connected.fabric);
-                    work(connected).inspect_err(|e| fabric.fail(e))
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    let connect = |rendezvous: &mut dyn Rendezvous, secret| {
+        let mine = &options[rendezvous.rank()];
+        mixed::connect(rendezvous, &secret, mine)
+    };
+    ranks::threads(options.len(), connect, work)
 }
 
 fn on(hosts: &[&str]) -> Vec<Options> {
@@ -173,20 +163,7 @@ fn what_is_forced_is_taken_or_refused_with_its_reason() {
 
 /// The bits of the solution of one system.
 fn solve(fabric: Arc<dyn Fabric>, grid: (usize, usize)) -> Result<Vec<u64>> {
-    let (n, nb) = (203, 24);
-    let entry = |i: usize, j: usize| {
-        let mut x = (i as u64) << 32 ^ j as u64 ^ 0x5EED;
-        for _ in 0..3 {
-            x = (x ^ (x >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
-        }
-        (x >> 11) as f64 / (1u64 << 53) as f64 - 0.5
-    };
-    let world = World::new(fabric, grid.0 * grid.1, &Setup { threads: 1, ..Setup::default() })?;
-    let grid = world.grid(grid.0, grid.1)?;
-    let mut a = DistMatrix::<f64>::from_fn(&grid, Desc::square_blocks(n, n + 1, nb), entry)?;
-    let opts = LuOpts { lookahead: 1, ..LuOpts::default() };
-    getrf(world.kernels::<f64>(), world.team(), a.view_mut(), &opts, &mut Silent)?;
-    Ok(back_substitute(world.team(), &a.view())?.into_iter().map(f64::to_bits).collect())
+    Solve { n: 203, nb: 24, grid, opts: LuOpts { lookahead: 1, ..LuOpts::default() } }.bits(fabric)
 }
 
 fn expected_bits(grid: (usize, usize)) -> Vec<u64> {
@@ -324,142 +301,13 @@ mod rdma {
 
 // ---- processes ----
 
-/// `hosts rank address program`, hosts with commas between them.
-const RANK: &str = "FULMEN_TEST_MIXED";
-
-/// A rank's process. Killed when dropped.
-struct Rank {
-    child: Child,
-    lines: BufReader<std::process::ChildStdout>,
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // It has ended, or it is to.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Rank {
-    fn signal(&self, signal: i32) {
-        // SAFETY: a signal to a process that this test has started and not waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
-    }
-
-    fn hear(&mut self, word: &str) {
-        let mut line = String::new();
-        while !line.contains(word) {
-            line.clear();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "it ended without saying `{word}`");
-        }
-    }
-
-    /// Its exit code and its last words, within the bound.
-    fn end(&mut self) -> (i32, String) {
-        let start = Instant::now();
-        let code = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status.code().unwrap_or(-1);
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "rank {} hangs", self.child.id());
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let mut rest = String::new();
-        self.lines.read_to_string(&mut rest).unwrap();
-        let said = rest.split("SAID ").nth(1).unwrap_or("").split("DIAS").next().unwrap_or("");
-        (code, said.to_owned())
-    }
-}
-
-/// Starts a job of processes; the secret goes over stdin.
-fn processes(hosts: &str, program: &str) -> Vec<Rank> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener); // rank 0 binds it again
-    let secret = Secret::random().unwrap();
-    let ranks = hosts.split(',').count();
-    let start = |rank| {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "as_rank", "--nocapture", "--test-threads=1"])
-            .env(RANK, format!("{hosts} {rank} {address} {program}"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(secret.expose()).unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap());
-        Rank { child, lines }
-    };
-    (0..ranks).map(start).collect()
-}
-
 /// The rank's side. Without a parent there is nothing to do.
 #[test]
 fn as_rank() {
-    let Ok(plan) = std::env::var(RANK) else { return };
-    let mut words = plan.split(' ');
-    let mut word = || words.next().unwrap();
-    let (hosts, rank): (Vec<&str>, usize) = (word().split(',').collect(), word().parse().unwrap());
-    let (address, program): (SocketAddr, &str) = (word().parse().unwrap(), word());
-    let mut bytes = [0; 32];
-    std::io::stdin().read_exact(&mut bytes).unwrap();
-    let (secret, limit) = (Secret::from_bytes(bytes), Duration::from_secs(60));
-    let connect = || -> Result<Connected> {
-        let mut rendezvous = if rank == 0 {
-            AtRankZero::host(TcpListener::bind(address).unwrap(), hosts.len(), &secret, limit)?
-        } else {
-            AtRankZero::join(&[address], rank, hosts.len(), &secret, limit)?
-        };
-        assert_eq!(rendezvous.rank(), rank);
-        mixed::connect(&mut rendezvous, &secret, &options(hosts[rank]))
-    };
-    let mut fabric = None;
-    let result = connect().and_then(|connected| {
-        let fabric = fabric.insert(connected.fabric);
-        println!("\nREADY");
-        match conformance::CASES.iter().find(|c| c.name == program) {
-            Some(case) => {
-                let result = case.run(fabric);
-                case.judge(rank, &result);
-                result
-            }
-            None => work(&**fabric),
-        }
+    ranks::as_rank(|rendezvous, secret, _, hosts| {
+        let host = hosts.split(',').nth(rendezvous.rank()).unwrap();
+        mixed::connect(rendezvous, &secret, &options(host))
     });
-    if let (Err(e), Some(fabric)) = (&result, &fabric) {
-        fabric.fail(e);
-    }
-    drop(fabric);
-    println!("\nSAID {}DIAS", result.as_ref().map_or_else(|e| e.to_string(), |()| "well".into()));
-    std::process::exit(result.map_or_else(|e| e.exit_code().into(), |()| 0));
-}
-
-/// Exchanges small and long puts and checks, for as long as it is let.
-fn work(fabric: &dyn Fabric) -> Result<()> {
-    const MOST: usize = 60_000;
-    let (n, me) = (fabric.size(), fabric.rank());
-    let mut out = Buf::<u64>::zeros(fabric, MOST)?;
-    let mut inn = Buf::<u64>::zeros(fabric, MOST * n)?;
-    let others = || (0..n).filter(|p| *p != me);
-    for step in 0u64.. {
-        let len = if step % 20 == 0 { MOST } else { 100 };
-        fabric.set_activity(&format!("in step {step}"));
-        for peer in others() {
-            inn.arm(fabric, Lane::ROWS, peer, MOST * peer..MOST * peer + len)?;
-        }
-        out.flush(fabric)?;
-        out.write(0..len).fill(step << 8 | me as u64);
-        for peer in others() {
-            out.put(fabric, Lane::ROWS, peer, 0..len)?;
-        }
-        for peer in others() {
-            let got = inn.wait(fabric, Lane::ROWS, peer)?;
-            assert!(inn.read(got).iter().all(|w| *w == step << 8 | peer as u64));
-        }
-    }
-    Ok(())
 }
 
 #[test]
@@ -468,11 +316,7 @@ fn conformance_of_processes() {
         let hosts: Vec<&str> = (0..case.ranks)
             .map(|rank| if rank < case.ranks.div_ceil(2).max(2) { "a" } else { "b" })
             .collect();
-        let mut ranks = processes(&hosts.join(","), case.name);
-        let ends: Vec<(i32, String)> = ranks.iter_mut().map(Rank::end).collect();
-        // A rank that judged its end wrong has panicked: 101.
-        assert!(ends.iter().all(|(code, _)| *code != 101 && *code != -1), "{}: {ends:?}", case.name);
-        assert_eq!(ends.iter().all(|(code, _)| *code == 0), case.ends_well(), "{}: {ends:?}", case.name);
+        judge_ends(case, &mut processes(case.ranks, case.name, &hosts.join(",")));
     }
 }
 
@@ -482,16 +326,12 @@ fn conformance_of_processes() {
 fn faults() {
     const HOSTS: &str = "a,a,b,b";
     let runs = std::env::var("FULMEN_FAULT_RUNS").map_or(8, |s| s.parse().unwrap());
-    let mut random = 0x5EED_u64;
-    let mut below = |n: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) % n
-    };
+    let mut draw = Draw::new(0x5EED);
     for run in 0..runs {
-        let mut ranks = processes(HOSTS, "work");
-        ranks.iter_mut().for_each(|rank| rank.hear("READY"));
-        std::thread::sleep(Duration::from_micros(below(200_000)));
-        let victim = below(4) as usize;
+        let mut ranks = processes(4, "exchange", HOSTS);
+        ranks.iter_mut().for_each(|rank| drop(rank.hear("READY")));
+        std::thread::sleep(Duration::from_micros(draw.below(200_000)));
+        let victim = draw.below(4) as usize;
         let signal = if run % 2 == 0 { libc::SIGKILL } else { libc::SIGSTOP };
         ranks[victim].signal(signal);
         for at in (0..ranks.len()).filter(|at| *at != victim) {

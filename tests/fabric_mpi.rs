@@ -10,6 +10,7 @@
 //! Without arguments, as `cargo test --features mpi` calls it, it runs what one rank can.
 
 mod conformance;
+mod ranks;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -164,33 +165,7 @@ fn work(comm: &impl Communicator, options: &Options, notes: &Path) {
     let me = fabric.rank();
     std::fs::write(notes.join(format!("part.{me}")), std::process::id().to_string()).unwrap();
     std::fs::rename(notes.join(format!("part.{me}")), notes.join(format!("pid.{me}"))).unwrap();
-    if let Err(e) = exchange(&*fabric) {
+    if let Err(e) = ranks::exchange(&*fabric) {
         fabric.fail(&e);
     }
-}
-
-/// Exchanges and checks, for as long as it is let.
-fn exchange(fabric: &dyn Fabric) -> Result<()> {
-    let (n, me) = (fabric.size(), fabric.rank());
-    // Large enough that MPI cannot send without the other side.
-    const LEN: usize = 20_000;
-    let mut out = Buf::<u64>::zeros(fabric, LEN)?;
-    let mut inn = Buf::<u64>::zeros(fabric, LEN * n)?;
-    let others = || (0..n).filter(|p| *p != me);
-    for step in 0u64.. {
-        fabric.set_activity(&format!("in step {step}"));
-        for peer in others() {
-            inn.arm(fabric, Lane::ROWS, peer, LEN * peer..LEN * peer + LEN)?;
-        }
-        out.flush(fabric)?;
-        out.write(0..LEN).fill(step << 8 | me as u64);
-        for peer in others() {
-            out.put(fabric, Lane::ROWS, peer, 0..LEN)?;
-        }
-        for peer in others() {
-            let got = inn.wait(fabric, Lane::ROWS, peer)?;
-            assert!(inn.read(got).iter().all(|w| *w == step << 8 | peer as u64));
-        }
-    }
-    Ok(())
 }

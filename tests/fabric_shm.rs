@@ -1,6 +1,9 @@
 //! The `shm` fabric with real processes: this test program starts itself again as ranks and supervisors.
 
 mod conformance;
+mod ranks;
+#[cfg(target_os = "linux")]
+mod seeded;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -86,29 +89,8 @@ fn as_rank() {
 
 /// Exchanges and checks, for as long as it is let.
 fn work(fabric: &dyn Fabric) -> Result<()> {
-    let (n, me) = (fabric.size(), fabric.rank());
-    note(&format!("pid.{me}"), &std::process::id().to_string());
-    let mut out = Buf::<u64>::zeros(fabric, 1000)?;
-    let mut inn = Buf::<u64>::zeros(fabric, 1000 * n)?;
-    let others = || (0..n).filter(|p| *p != me);
-    for step in 0u64.. {
-        if step % 100 == 0 {
-            fabric.set_activity(&format!("in step {step}"));
-        }
-        for peer in others() {
-            inn.arm(fabric, Lane::ROWS, peer, 1000 * peer..1000 * peer + 1000)?;
-        }
-        out.flush(fabric)?;
-        out.write(0..1000).fill(step << 8 | me as u64);
-        for peer in others() {
-            out.put(fabric, Lane::ROWS, peer, 0..1000)?;
-        }
-        for peer in others() {
-            let got = inn.wait(fabric, Lane::ROWS, peer)?;
-            assert!(inn.read(got).iter().all(|w| *w == step << 8 | peer as u64));
-        }
-    }
-    Ok(())
+    note(&format!("pid.{}", fabric.rank()), &std::process::id().to_string());
+    ranks::exchange(fabric)
 }
 
 fn argument(fabric: &dyn Fabric) -> Result<()> {
@@ -227,11 +209,7 @@ fn shared_files() -> Vec<std::ffi::OsString> {
 fn faults() {
     const RANKS: usize = 4;
     let runs = std::env::var("FULMEN_FAULT_RUNS").map_or(10, |s| s.parse().unwrap());
-    let mut random = 0x5EED_u64;
-    let mut below = |n: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) % n
-    };
+    let mut draw = seeded::Draw::new(0x5EED);
     for run in 0..runs {
         let notes = tempfile::tempdir().unwrap();
         let mut command = again("as_supervisor");
@@ -241,9 +219,9 @@ fn faults() {
         until("the ranks", || (0..RANKS).all(|rank| pid_file(rank).exists()));
         let pids: Vec<i32> =
             (0..RANKS).map(|r| std::fs::read_to_string(pid_file(r)).unwrap().parse().unwrap()).collect();
-        std::thread::sleep(Duration::from_micros(below(200_000)));
+        std::thread::sleep(Duration::from_micros(draw.below(200_000)));
 
-        let rank = below(RANKS as u64) as usize;
+        let rank = draw.below(RANKS as u64) as usize;
         let above = supervisor.id() as i32;
         let (target, signal) = match run % 5 {
             0 | 3 => (pids[rank], libc::SIGKILL),

@@ -1,10 +1,11 @@
 //! The `tcp` fabric over loopback: ranks as threads, and as processes of this test program started again.
 
 mod conformance;
+mod ranks;
+mod seeded;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,8 @@ use fulmen::error::Loss;
 use fulmen::fabric::rendezvous::{AtRankZero, Rendezvous, Secret, in_process};
 use fulmen::fabric::{Bounds, Buf, Fabric, Lane, tcp};
 use fulmen::{Error, Result};
+use ranks::{judge_ends, processes};
+use seeded::Draw;
 
 fn short_bounds() -> Bounds {
     Bounds { silence: Duration::from_secs(3), patience: Duration::from_secs(60) }
@@ -21,31 +24,19 @@ fn options(connections: usize) -> tcp::Options {
     tcp::Options { bounds: short_bounds(), connections, ..tcp::Options::default() }
 }
 
-/// Runs `work` on ranks that are threads; a rank that fails ends the others.
 fn threads<R: Send>(
     n: usize,
     options: &tcp::Options,
     work: impl Fn(Arc<dyn Fabric>) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
-    let (secret, work) = (Secret::random().unwrap(), &work);
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = in_process(n)
-            .into_iter()
-            .map(|mut rendezvous| {
-                let secret = secret.clone();
-                scope.spawn(move || {
-                    let fabric = tcp::connect(&mut rendezvous, secret, options)?;
-                    assert_eq!((fabric.name(), fabric.size()), ("tcp", n));
-                    let result = work(Arc::clone(&fabric));
-                    if let Err(e) = &result {
-                        fabric.fail(e);
-                    }
-                    result
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    ranks::threads(
+        n,
+        |rendezvous, secret| tcp::connect(rendezvous, secret, options),
+        |fabric: Arc<dyn Fabric>| {
+            assert_eq!((fabric.name(), fabric.size()), ("tcp", n));
+            work(fabric)
+        },
+    )
 }
 
 #[test]
@@ -188,161 +179,21 @@ fn without_checksums_too() {
 
 // ---- processes ----
 
-/// `ranks rank address program`
-const RANK: &str = "FULMEN_TEST_TCP";
-
-/// A rank's process. Killed when dropped.
-struct Rank {
-    child: Child,
-    lines: BufReader<std::process::ChildStdout>,
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // It has ended, or it is to.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Rank {
-    fn pid(&self) -> i32 {
-        self.child.id() as i32
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: a signal to a process that this test has started and not waited for.
-        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
-    }
-
-    /// The rest of the line that starts with `word`.
-    fn hear(&mut self, word: &str) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "it ended without saying `{word}`");
-            if let Some((_, rest)) = line.split_once(word) {
-                return rest.trim().to_owned();
-            }
-        }
-    }
-
-    /// Its exit code and its last words, within the bound.
-    fn end(&mut self) -> (i32, String) {
-        let start = Instant::now();
-        let code = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status.code().unwrap_or(-1);
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "rank {} hangs", self.pid());
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let mut rest = String::new();
-        self.lines.read_to_string(&mut rest).unwrap();
-        let said = rest.split("SAID ").nth(1).unwrap_or("").split("DIAS").next().unwrap_or("");
-        (code, said.to_owned())
-    }
-}
-
-/// Starts a job of processes; the secret goes over stdin.
-fn processes(ranks: usize, program: &str) -> Vec<Rank> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener); // rank 0 binds it again
-    let secret = Secret::random().unwrap();
-    (0..ranks)
-        .map(|rank| {
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "as_rank", "--nocapture", "--test-threads=1"])
-                .env(RANK, format!("{ranks} {rank} {address} {program}"))
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            child.stdin.take().unwrap().write_all(secret.expose()).unwrap();
-            let lines = BufReader::new(child.stdout.take().unwrap());
-            Rank { child, lines }
-        })
-        .collect()
-}
-
 /// The rank's side. Without a parent there is nothing to do.
 #[test]
 fn as_rank() {
-    let Ok(plan) = std::env::var(RANK) else { return };
-    let mut words = plan.split(' ');
-    let mut word = || words.next().unwrap();
-    let (size, rank): (usize, usize) = (word().parse().unwrap(), word().parse().unwrap());
-    let (address, program): (SocketAddr, &str) = (word().parse().unwrap(), word());
-    let mut bytes = [0; 32];
-    std::io::stdin().read_exact(&mut bytes).unwrap();
-    let (secret, limit) = (Secret::from_bytes(bytes), Duration::from_secs(60));
-    let connect = || -> Result<Arc<dyn Fabric>> {
-        let mut rendezvous = if rank == 0 {
-            AtRankZero::host(TcpListener::bind(address).unwrap(), size, &secret, limit)?
-        } else {
-            AtRankZero::join(&[address], rank, size, &secret, limit)?
-        };
+    ranks::as_rank(|rendezvous, secret, program, _| {
+        let size = rendezvous.size();
         let chain = || (0..size).map(|a| (0..a).map(|b| a - b == 1).collect()).collect();
-        let reach = (program == "work_on_a_chain").then(chain);
-        tcp::connect(&mut rendezvous, secret.clone(), &tcp::Options { reach, ..options(1) })
-    };
-    let mut fabric = None;
-    let result = connect().and_then(|connected| {
-        let fabric = fabric.insert(connected);
-        println!("\nREADY");
-        match conformance::CASES.iter().find(|c| c.name == program) {
-            Some(case) => {
-                let result = case.run(fabric);
-                case.judge(rank, &result);
-                result
-            }
-            None => work(&**fabric),
-        }
+        let reach = (program == "exchange_on_a_chain").then(chain);
+        tcp::connect(rendezvous, secret, &tcp::Options { reach, ..options(1) })
     });
-    if let (Err(e), Some(fabric)) = (&result, &fabric) {
-        fabric.fail(e);
-    }
-    drop(fabric);
-    println!("\nSAID {}DIAS", result.as_ref().map_or_else(|e| e.to_string(), |()| "well".into()));
-    std::process::exit(result.map_or_else(|e| e.exit_code().into(), |()| 0));
-}
-
-/// Exchanges small and long puts and checks, for as long as it is let.
-fn work(fabric: &dyn Fabric) -> Result<()> {
-    const MOST: usize = 60_000;
-    let (n, me) = (fabric.size(), fabric.rank());
-    let mut out = Buf::<u64>::zeros(fabric, MOST)?;
-    let mut inn = Buf::<u64>::zeros(fabric, MOST * n)?;
-    let others = || (0..n).filter(|p| *p != me);
-    for step in 0u64.. {
-        let len = if step % 20 == 0 { MOST } else { 100 };
-        fabric.set_activity(&format!("in step {step}"));
-        for peer in others() {
-            inn.arm(fabric, Lane::ROWS, peer, MOST * peer..MOST * peer + len)?;
-        }
-        out.flush(fabric)?;
-        out.write(0..len).fill(step << 8 | me as u64);
-        for peer in others() {
-            out.put(fabric, Lane::ROWS, peer, 0..len)?;
-        }
-        for peer in others() {
-            let got = inn.wait(fabric, Lane::ROWS, peer)?;
-            assert!(inn.read(got).iter().all(|w| *w == step << 8 | peer as u64));
-        }
-    }
-    Ok(())
 }
 
 #[test]
 fn conformance_of_processes() {
     for case in conformance::CASES {
-        let mut ranks = processes(case.ranks, case.name);
-        let ends: Vec<(i32, String)> = ranks.iter_mut().map(Rank::end).collect();
-        // A rank that judged its end wrong has panicked: 101.
-        assert!(ends.iter().all(|(code, _)| *code != 101 && *code != -1), "{}: {ends:?}", case.name);
-        assert_eq!(ends.iter().all(|(code, _)| *code == 0), case.ends_well(), "{}: {ends:?}", case.name);
+        judge_ends(case, &mut processes(case.ranks, case.name, "-"));
     }
 }
 
@@ -352,17 +203,13 @@ fn conformance_of_processes() {
 fn faults() {
     const RANKS: usize = 4;
     let runs = std::env::var("FULMEN_FAULT_RUNS").map_or(8, |s| s.parse().unwrap());
-    let mut random = 0x5EED_u64;
-    let mut below = |n: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) % n
-    };
+    let mut draw = Draw::new(0x5EED);
     for run in 0..runs {
         let chained = run / 2 % 2 == 1;
-        let mut ranks = processes(RANKS, if chained { "work_on_a_chain" } else { "work" });
+        let mut ranks = processes(RANKS, if chained { "exchange_on_a_chain" } else { "exchange" }, "-");
         ranks.iter_mut().for_each(|rank| drop(rank.hear("READY")));
-        std::thread::sleep(Duration::from_micros(below(200_000)));
-        let victim = below(RANKS as u64) as usize;
+        std::thread::sleep(Duration::from_micros(draw.below(200_000)));
+        let victim = draw.below(RANKS as u64) as usize;
         let signal = if run % 2 == 0 { libc::SIGKILL } else { libc::SIGSTOP };
         ranks[victim].signal(signal);
         let mut named = 0;

@@ -1,6 +1,7 @@
 //! The `tcp` fabric where only some ranks are connected, as hosts without a switch are: chains and rings.
 
 mod conformance;
+mod ranks;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,7 +36,6 @@ fn bounds() -> Bounds {
     Bounds { silence: Duration::from_secs(5), patience: Duration::from_secs(60) }
 }
 
-/// Runs `work` on ranks that are threads; a rank that fails ends the others.
 fn threads<R: Send>(
     cabling: Cabling,
     connections: usize,
@@ -43,24 +43,7 @@ fn threads<R: Send>(
 ) -> Vec<Result<R>> {
     let reach = Some(cabling.reach());
     let options = tcp::Options { bounds: bounds(), connections, reach, ..tcp::Options::default() };
-    let (secret, work) = (Secret::random().unwrap(), &work);
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = in_process(cabling.order.len())
-            .into_iter()
-            .map(|mut rendezvous| {
-                let (secret, options) = (secret.clone(), &options);
-                scope.spawn(move || {
-                    let fabric = tcp::connect(&mut rendezvous, secret, options)?;
-                    let result = work(Arc::clone(&fabric));
-                    if let Err(e) = &result {
-                        fabric.fail(e);
-                    }
-                    result
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    ranks::threads(cabling.order.len(), |rendezvous, secret| tcp::connect(rendezvous, secret, &options), work)
 }
 
 /// The first ranks of a fabric, for programs of fewer ranks: the others only pass on.

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 mod conformance;
+mod seeded;
 #[path = "verbs/traps.rs"]
 mod traps;
 mod verbs;
@@ -13,7 +14,8 @@ use conformance::CASES;
 use fulmen::fabric::verbs::{Devices, Mode, Options, Service};
 use fulmen::fabric::{Bounds, Fabric};
 use fulmen_emu_verbs::{Counters, Profile};
-use traps::{is_named, mix, seeds, traps};
+use seeded::mix;
+use traps::{is_named, seeds, traps};
 
 /// Nothing that a provider would punish, and nothing left.
 fn check_clean(c: &Counters) {

@@ -2,18 +2,21 @@
 //! and on the devices of this machine (`tests/fabric_verbs_vm.rs` runs that in a VM).
 #![cfg(target_os = "linux")]
 
+mod seeded;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fulmen::Result;
 use fulmen::fabric::rendezvous::{AtRankZero, Secret};
 use fulmen::fabric::verbs::{Devices, Mode, Options, Service, Verbs};
 use fulmen::fabric::{Bounds, Fabric, mem, tcp};
-use fulmen::lapack::{LuOpts, Silent, back_substitute, getrf};
-use fulmen::{Desc, DistMatrix, Result, Setup, World as Ranks};
+use fulmen::lapack::LuOpts;
 use fulmen_emu_verbs::{Installed, Kind, Profile, Trap, World};
+use seeded::Solve;
 
 /// What a process that is a rank is told: size, rank, address, way, seconds of silence, and whether it solves for ever.
 const RANK: &str = "FULMEN_TEST_RANK";
@@ -22,18 +25,10 @@ const NAMES: &str = "FULMEN_VERBS_NAMES";
 
 /// A hash of the bits of x, as this rank sees them.
 fn solve(fabric: &Arc<dyn Fabric>) -> Result<u64> {
-    let (n, nb) = (150, 24);
-    let (p, q) = if fabric.size() == 4 { (2, 2) } else { (1, fabric.size()) };
-    let entry = |i: usize, j: usize| {
-        let x = ((i as u64 + 7) ^ ((j as u64) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        ((x ^ x >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 11) as f64 / (1u64 << 53) as f64 - 0.5
-    };
-    let world = Ranks::new(Arc::clone(fabric), 1, &Setup { threads: 1, ..Setup::default() })?;
-    let grid = world.grid(p, q)?;
-    let mut a = DistMatrix::<f64>::from_fn(&grid, Desc::square_blocks(n, n + 1, nb), entry)?;
-    getrf(world.kernels::<f64>(), world.team(), a.view_mut(), &LuOpts::default(), &mut Silent)?;
-    let x = back_substitute(world.team(), &a.view())?;
-    Ok(x.into_iter().fold(0, |hash: u64, x| (hash ^ x.to_bits()).wrapping_mul(0x0000_0100_0000_01b3)))
+    let grid = if fabric.size() == 4 { (2, 2) } else { (1, fabric.size()) };
+    let system = Solve { n: 150, nb: 24, grid, opts: LuOpts::default() };
+    let bits = system.bits(Arc::clone(fabric))?;
+    Ok(bits.into_iter().fold(0, |hash: u64, x| (hash ^ x).wrapping_mul(0x0000_0100_0000_01b3)))
 }
 
 fn expected(ranks: usize) -> u64 {

@@ -11,6 +11,9 @@
 #[cfg(target_os = "linux")]
 mod arithmetic;
 #[cfg(target_os = "linux")]
+#[path = "../link.rs"]
+mod link;
+#[cfg(target_os = "linux")]
 mod run;
 #[cfg(target_os = "linux")]
 mod waits;

@@ -10,9 +10,10 @@ use fulmen::fabric::verbs::{Devices, Mode, Options, Service, Verbs};
 use fulmen::fabric::{Fabric, Lane, mem};
 use fulmen::lapack::{LuOpts, Silent, getrf};
 use fulmen::{Desc, DistMatrix, Result, Setup, World as Ranks};
-use fulmen_emu_verbs::{Installed, Link, Profile, World};
+use fulmen_emu_verbs::{Installed, Profile, World};
 
 use crate::arithmetic::Played;
+use crate::link::LinkFlags;
 use crate::waits::Timed;
 
 #[derive(Parser)]
@@ -30,24 +31,17 @@ struct Arguments {
     /// Panels ahead.
     #[arg(long, default_value_t = 1)]
     lookahead: usize,
-    /// Panel broadcast, as HPL numbers them (0 to 5), or 6 for the tree.
-    #[arg(long, default_value_t = 1)]
-    bcast: usize,
+    /// Panel broadcast, by HPL's number or its name.
+    #[arg(long, default_value = "1ringM")]
+    bcast: Topology,
     /// Gigaflops of a node in products.
     #[arg(long, default_value_t = 700.0)]
     gemm: f64,
     /// Gigaflops of a node in its panel.
     #[arg(long, default_value_t = 70.0)]
     panel: f64,
-    /// Gigabytes per second of a cable, each way.
-    #[arg(long, default_value_t = 8.0)]
-    rate: f64,
-    /// Latency of a cable in microseconds.
-    #[arg(long, default_value_t = 5.0)]
-    latency: f64,
-    /// Cost of a 4 KiB frame in nanoseconds.
-    #[arg(long, default_value_t = 20.0)]
-    frame: f64,
+    #[command(flatten)]
+    cable: LinkFlags,
     /// Times are stretched by this.
     #[arg(long, default_value_t = 20.0)]
     stretch: f64,
@@ -66,10 +60,7 @@ struct Took {
 
 impl Arguments {
     fn world(&self, is_free: bool) -> Installed {
-        let (profile, link) = (
-            if self.write { Profile::Nic } else { Profile::Apple },
-            Link { bytes_per_second: self.rate * 1e9, latency_ns: self.latency * 1e3, frame_ns: self.frame },
-        );
+        let (profile, link) = (if self.write { Profile::Nic } else { Profile::Apple }, self.cable.link());
         let mesh = World::mesh(profile, 4);
         let world = if is_free { mesh } else { mesh.link(link, self.stretch) };
         world.install().expect("the emulator's library")
@@ -100,8 +91,8 @@ impl Arguments {
             DistMatrix::<f64>::from_fn(&grid, Desc::square_blocks(self.n, self.n + 1, self.nb), entry)?;
         let speed = |gigaflops: f64| gigaflops * 1e9 / self.stretch;
         let played = Played::new(world.kernels::<f64>(), speed(self.gemm), speed(self.panel));
-        let bcast = Topology::ALL[self.bcast.min(Topology::ALL.len() - 1)];
-        let opts = LuOpts { lookahead: self.lookahead, bcast, keep_l: false, ..LuOpts::default() };
+        let opts =
+            LuOpts { lookahead: self.lookahead, bcast: self.bcast, keep_l: false, ..LuOpts::default() };
         grid.all().barrier()?;
         let lanes = [Lane::PANEL, Lane::ROWS, Lane::PIVOT];
         timed.forget();
@@ -148,9 +139,9 @@ pub fn main() {
         a.lookahead,
         a.gemm,
         a.panel,
-        a.rate,
-        a.latency,
-        a.frame,
+        a.cable.rate,
+        a.cable.latency,
+        a.cable.frame,
         if a.write { "rc write" } else { "posted receives" },
         a.stretch
     );

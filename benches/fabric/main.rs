@@ -280,10 +280,7 @@ fn parent(args: &Args) -> Result<()> {
             Transport::Shm => run_shm(&figures)?,
             Transport::Tcp => run_tcp(args, &figures)?,
         }
-        let text = std::fs::read_to_string(&figures).map_err(system("the figures"))?;
-        std::fs::remove_file(&figures).map_err(system("the figures"))?;
-        let value: Value =
-            serde_json::from_str(&text).map_err(|e| Error::Internal(format!("the figures: {e}")))?;
+        let value = figures_in(&figures)?;
         let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
         let rates: String = (value["bandwidth"].as_array().into_iter().flatten())
             .map(|b| format!("{:>10.2}", number(&b["gbyte_per_s"])))
@@ -298,12 +295,16 @@ fn parent(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// What a rank has left in this file, which is removed.
+fn figures_in(path: &Path) -> Result<Value> {
+    let text = std::fs::read_to_string(path).map_err(system("the figures"))?;
+    std::fs::remove_file(path).map_err(system("the figures"))?;
+    serde_json::from_str(&text).map_err(|e| Error::Internal(format!("the figures: {e}")))
+}
+
 fn parent_of_chain(args: &Args, ranks: usize, figures: &Path) -> Result<()> {
     run_tcp(args, figures)?;
-    let text = std::fs::read_to_string(figures).map_err(system("the figures"))?;
-    std::fs::remove_file(figures).map_err(system("the figures"))?;
-    let value: Value =
-        serde_json::from_str(&text).map_err(|e| Error::Internal(format!("the figures: {e}")))?;
+    let value = figures_in(figures)?;
     let number = |name: &str| value[name].as_f64().unwrap_or(f64::NAN);
     println!(
         "{} MiB along a chain of {ranks}: {:.1} ms to all, {:.1} ms to its other end, {:.1} ms over the first cable; \
@@ -318,7 +319,7 @@ fn parent_of_chain(args: &Args, ranks: usize, figures: &Path) -> Result<()> {
         println!("  {}", link.as_str().unwrap_or("?"));
     }
     match &args.json {
-        Some(path) => std::fs::write(path, text).map_err(system("the JSON file")),
+        Some(path) => std::fs::write(path, value.to_string()).map_err(system("the JSON file")),
         None => Ok(()),
     }
 }

@@ -60,8 +60,11 @@ fn stream(end: &End<'_>, chunks: usize, mut start: impl FnMut(usize), mut finish
         start(begun);
         begun += 1;
     }
+    let mut last = Instant::now();
     while done < chunks {
+        assert!(last.elapsed() < Duration::from_secs(60), "nothing comes any more");
         for wc in end.poll() {
+            last = Instant::now();
             assert_eq!(wc.status, WC_SUCCESS);
             finish(done);
             done += 1;

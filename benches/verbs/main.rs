@@ -10,6 +10,9 @@ mod client;
 #[cfg(target_os = "linux")]
 mod copying;
 #[cfg(target_os = "linux")]
+#[path = "../link.rs"]
+mod link;
+#[cfg(target_os = "linux")]
 mod model;
 #[cfg(target_os = "linux")]
 mod puts;

@@ -1,8 +1,9 @@
 //! The comparison.
 
+use crate::link::LinkFlags;
 use crate::{copying, puts};
 use clap::Parser;
-use fulmen_emu_verbs::{Installed, Link, Profile, World};
+use fulmen_emu_verbs::{Installed, Profile, World};
 
 #[derive(Parser)]
 #[command(about = "Puts over an emulated link, against its model and against two staged slots")]
@@ -10,15 +11,8 @@ struct Arguments {
     /// Message sizes in bytes.
     #[arg(long, value_delimiter = ',', default_value = "4096,65536,262144,1048576,4194304")]
     bytes: Vec<usize>,
-    /// Gigabytes per second, each way.
-    #[arg(long, default_value_t = 8.0)]
-    rate: f64,
-    /// Latency in microseconds.
-    #[arg(long, default_value_t = 5.0)]
-    latency: f64,
-    /// Cost of a 4 KiB frame in nanoseconds.
-    #[arg(long, default_value_t = 20.0)]
-    frame: f64,
+    #[command(flatten)]
+    cable: LinkFlags,
     /// Times are stretched by this.
     #[arg(long, default_value_t = 100.0)]
     stretch: f64,
@@ -34,13 +28,9 @@ struct Arguments {
 }
 
 impl Arguments {
-    fn link(&self) -> Link {
-        Link { bytes_per_second: self.rate * 1e9, latency_ns: self.latency * 1e3, frame_ns: self.frame }
-    }
-
     fn world(&self) -> Installed {
         World::mesh(Profile::Apple, 2)
-            .link(self.link(), self.stretch)
+            .link(self.cable.link(), self.stretch)
             .install()
             .expect("the emulator's library")
     }
@@ -48,12 +38,12 @@ impl Arguments {
     /// Seconds that a message occupies the link.
     fn occupies(&self, bytes: usize) -> f64 {
         let frames = bytes.div_ceil(4096).max(1) as f64;
-        bytes as f64 / (self.rate * 1e9) + frames * self.frame * 1e-9
+        bytes as f64 / (self.cable.rate * 1e9) + frames * self.cable.frame * 1e-9
     }
 
     /// How many messages of this size fill the time of a line.
     fn count(&self, bytes: usize) -> usize {
-        let one = (self.occupies(bytes) + self.latency * 1e-6) * self.stretch;
+        let one = (self.occupies(bytes) + self.cable.latency * 1e-6) * self.stretch;
         (self.seconds / one).ceil().max(8.0) as usize
     }
 }
@@ -63,13 +53,13 @@ pub fn main() {
     let a = Arguments::parse();
     println!(
         "link: {} GB/s, {} us, {} ns a frame; times stretched by {}",
-        a.rate, a.latency, a.frame, a.stretch
+        a.cable.rate, a.cable.latency, a.cable.frame, a.stretch
     );
     let copies = a.copies.map_or_else(copying::copy_rate, |gigabytes| gigabytes * 1e9);
     println!("two slots: copies in and out at {:.1} GB/s", copies / 1e9);
     if !a.baseline {
         let small = puts::latency(&a.world(), 64, 200) / a.stretch;
-        let model = a.occupies(64) + a.latency * 1e-6;
+        let model = a.occupies(64) + a.cable.latency * 1e-6;
         println!("put of 64 B: {:.2} us, model {:.2} us: {:.2} x", small * 1e6, model * 1e6, small / model);
     }
     println!(

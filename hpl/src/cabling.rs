@@ -159,14 +159,6 @@ pub fn settle(
 mod tests {
     use super::*;
 
-    fn chain(n: usize) -> Cables {
-        Cables::new(n, usize::abs_diff)
-    }
-
-    fn ring(n: usize) -> Cables {
-        Cables::new(n, |a, b| a.abs_diff(b).min(n - a.abs_diff(b)))
-    }
-
     fn layout(p: usize, q: usize, pmap: Pmap) -> Layout {
         Layout { p, q, pmap }
     }
@@ -174,7 +166,7 @@ mod tests {
     #[test]
     fn costs_by_hand() {
         // One panel to three others along the chain, half of the matrix; no rows.
-        let cables = chain(4);
+        let cables = Cables::chain(4);
         let one = cost(&cables, layout(1, 4, Pmap::Row), Topology::Cables);
         assert_eq!(one, Cost { panels: 1.5, rows: 0.0, farthest: 0 });
         // From the middle the ring crosses five cables, from the ends three and five.
@@ -193,8 +185,8 @@ mod tests {
 
     #[test]
     fn the_cheapest_grid_is_found_and_taken() {
-        assert_eq!(cheapest(&chain(4), 4, Topology::Cables).0, layout(1, 4, Pmap::Row));
-        assert_eq!(cheapest(&ring(4), 4, Topology::Cables).0.p, 1);
+        assert_eq!(cheapest(&Cables::chain(4), 4, Topology::Cables).0, layout(1, 4, Pmap::Row));
+        assert_eq!(cheapest(&Cables::ring(4), 4, Topology::Cables).0.p, 1);
         // Joined directly, the square is as good as the flat grid is not.
         assert_eq!(cheapest(&Cables::new(4, |_, _| 1), 4, Topology::Cables).0, layout(2, 2, Pmap::Row));
 
@@ -203,7 +195,7 @@ mod tests {
             settle(&mut input, given, cables, &mut choices, &mut notes);
             (input, choices, notes)
         };
-        let (input, choices, notes) = settled(Given::default(), Input::default(), &chain(4));
+        let (input, choices, notes) = settled(Given::default(), Input::default(), &Cables::chain(4));
         assert_eq!((input.grids, input.bcasts), (vec![(1, 4)], vec![Bcast::Cables]));
         assert!(choices.iter().any(|c| c.what == "grid" && c.why.contains("1.50 cables")), "{choices:?}");
         assert!(notes.is_empty(), "{notes:?}");
@@ -211,7 +203,7 @@ mod tests {
         // What is given stays, and is named with its cost.
         let given = Given { grid: true, bcast: true, ..Given::default() };
         let bad = Input { grids: vec![(4, 1), (1, 4)], bcasts: vec![Bcast::Ring1], ..Input::default() };
-        let (input, choices, notes) = settled(given, bad.clone(), &chain(4));
+        let (input, choices, notes) = settled(given, bad.clone(), &Cables::chain(4));
         assert_eq!((input, choices.len()), (bad.clone(), 0));
         assert!(notes[0].starts_with("grid 4x1: each byte of the matrix crosses 3.12 cables"), "{notes:?}");
         assert!(

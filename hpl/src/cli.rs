@@ -93,7 +93,7 @@ pub struct Cli {
     #[arg(long, value_delimiter = ',', allow_negative_numbers = true, value_parser = |s: &str| whole(s, 0), help_heading = ALGORITHM)]
     pub depth: Option<Vec<usize>>,
 
-    /// Panel broadcasts: 1ring 1ringM 2ring 2ringM long longM, or 0 to 5
+    /// Panel broadcasts: 1ring 1ringM 2ring 2ringM long longM, or 0 to 5 [default: 1ringM; without a switch, along the cables]
     #[arg(long, value_delimiter = ',', value_parser = bcast, help_heading = ALGORITHM)]
     pub bcast: Option<Vec<Bcast>>,
 

@@ -120,7 +120,7 @@ fn is_ours(job: &Job) -> bool {
 /// The launcher tells the user what a rank fails with; where there is none of ours, the rank does, unless another has.
 fn told(job: &Job, e: &Error) -> ExitCode {
     job.fail(e, false);
-    if !is_ours(job) && !matches!(e, Error::Aborted { .. }) {
+    if !is_ours(job) && !e.is_consequence() {
         let _ = writeln!(std::io::stderr(), "hpl-run: rank {} ({}): {e}", job.rank(), job.host(job.rank()));
     }
     ExitCode::from(e.exit_code())

@@ -43,7 +43,6 @@ fn device(name: &str) -> Device {
         interface: Some(Interface {
             name: name.trim_start_matches("rdma_").into(),
             ipv4: vec!["10.10.1.1".into()],
-            automatic: Some(false),
         }),
         ..Device::default()
     }

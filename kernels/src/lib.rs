@@ -9,6 +9,8 @@
 
 mod affinity;
 mod blas;
+#[cfg(target_arch = "x86_64")]
+mod cpuid;
 mod kernels;
 mod native;
 mod panel;

@@ -34,6 +34,16 @@ impl Cables {
         Cables { size, hops: (0..size * size).map(at).collect() }
     }
 
+    /// `n` members one after the other.
+    pub fn chain(n: usize) -> Self {
+        Cables::new(n, usize::abs_diff)
+    }
+
+    /// `n` members in a circle.
+    pub fn ring(n: usize) -> Self {
+        Cables::new(n, |a, b| a.abs_diff(b).min(n - a.abs_diff(b)))
+    }
+
     /// Number of members.
     #[allow(clippy::len_without_is_empty, reason = "a group has at least the rank that made it")]
     pub fn len(&self) -> usize {
@@ -95,19 +105,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn chain(n: usize) -> Cables {
-        Cables::new(n, usize::abs_diff)
-    }
-
-    fn ring(n: usize) -> Cables {
-        Cables::new(n, |a, b| a.abs_diff(b).min(n - a.abs_diff(b)))
-    }
-
     #[test]
     fn trees_follow_the_cables() {
-        assert_eq!(chain(4).tree(0), [0, 0, 1, 2]);
-        assert_eq!(chain(4).tree(2), [1, 2, 2, 2]);
-        assert_eq!(ring(4).tree(3), [3, 0, 1, 3]);
+        assert_eq!(Cables::chain(4).tree(0), [0, 0, 1, 2]);
+        assert_eq!(Cables::chain(4).tree(2), [1, 2, 2, 2]);
+        assert_eq!(Cables::ring(4).tree(3), [3, 0, 1, 3]);
         // A hub in the middle; a root at its rim.
         let star = Cables::new(5, |a, b| if a.min(b) == 0 { 1 } else { 2 });
         assert_eq!(star.tree(3), [3, 0, 0, 3, 0]);
@@ -121,12 +123,12 @@ mod tests {
 
     #[test]
     fn what_shapes_cost() {
-        assert_eq!(chain(4).crossings(Topology::Cables, 2), 3.0);
-        assert_eq!(chain(4).crossings(Topology::Ring, 0), 3.0);
+        assert_eq!(Cables::chain(4).crossings(Topology::Cables, 2), 3.0);
+        assert_eq!(Cables::chain(4).crossings(Topology::Ring, 0), 3.0);
         // 2 to 3 to 0 to 1: one, three, one.
-        assert_eq!(chain(4).crossings(Topology::Ring, 2), 5.0);
+        assert_eq!(Cables::chain(4).crossings(Topology::Ring, 2), 5.0);
         let direct = Cables::new(4, |_, _| 1);
-        assert!(direct.is_direct() && !chain(3).is_direct());
+        assert!(direct.is_direct() && !Cables::chain(3).is_direct());
         for shape in [Topology::Ring, Topology::RingM, Topology::TwoRing, Topology::Tree, Topology::Cables] {
             assert_eq!(direct.crossings(shape, 1), 3.0, "{shape}");
         }

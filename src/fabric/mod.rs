@@ -30,6 +30,7 @@ pub mod mpi;
 #[cfg(any(feature = "mpi", test))]
 mod pulse;
 pub mod rendezvous;
+mod rules;
 mod shared;
 pub mod shm;
 pub mod tcp;
@@ -91,8 +92,13 @@ impl Default for Bounds {
     }
 }
 
+/// Whether so many ranks have no core each on this host.
+pub(crate) fn is_crowded(ranks: usize) -> bool {
+    ranks > std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// This host's name, for messages.
-pub(crate) fn host_name() -> String {
+pub fn host_name() -> String {
     let mut name = [0u8; 256];
     // SAFETY: writes at most the length given.
     let failed = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len()) } != 0;

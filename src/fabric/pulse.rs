@@ -6,9 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{Hmac, Mac};
 use sha2::Sha256;
-use zeroize::Zeroize;
 
 use crate::fabric::Bounds;
 use crate::fabric::rendezvous::Secret;
@@ -24,11 +23,7 @@ const REASON: usize = 900;
 const NAMED: usize = 40;
 
 fn mac(secret: &Secret, bytes: &[u8]) -> Hmac<Sha256> {
-    // HMAC's key is a block of the hash, filled up with zeros.
-    let mut key = [0; 64];
-    key[..32].copy_from_slice(secret.expose());
-    let mut mac = Hmac::<Sha256>::new((&key).into());
-    key.zeroize();
+    let mut mac = secret.mac();
     mac.update(bytes);
     mac
 }
@@ -281,6 +276,10 @@ impl Pulse {
     /// A rank that this one watches and that is well over the bound: nobody may be waiting for it, or whoever does is
     /// held by MPI.
     pub fn overdue(&self) -> Option<(usize, Duration)> {
+        // Who has left waits for nobody, and the others' hearts may have stopped.
+        if self.left[0] {
+            return None;
+        }
         let watched = if self.rank == 0 { 1..self.heard.len() } else { 0..1 };
         let bound = self.bounds.silence + self.bounds.silence / 4;
         watched
@@ -484,6 +483,22 @@ mod tests {
         assert_eq!(job[0].hear(&stranger.speak()), None);
         let mut beyond = Pulse::new(9, 10, Secret::from_bytes([7; 32]), BOUNDS);
         assert_eq!(job[0].hear(&beyond.speak()), None, "no such rank");
+    }
+
+    /// All have passed the last barrier, and rank 0's heart has stopped before it told.
+    #[test]
+    fn who_has_left_misses_nobody() {
+        let (mut job, start) = (job(3), Instant::now());
+        for s in 0..3 {
+            tick(&mut job, start + s * SECOND, &[]);
+        }
+        for pulse in &mut job {
+            pulse.leave_self();
+        }
+        for s in 3..60 {
+            tick(&mut job, start + s * SECOND, &[0]);
+        }
+        assert!(job.iter().all(|pulse| pulse.overdue().is_none()));
     }
 
     #[test]

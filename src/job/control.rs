@@ -4,9 +4,10 @@ use std::io::{self, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use super::lock;
 use super::messages::{
     self, Complaint, Ending, Frames, FromRank, GREETING, LONGEST_WORD, ToRank, Welcome, grace, silence,
 };
@@ -28,8 +29,8 @@ struct State {
 
 /// See the module.
 pub struct Control {
-    to: Mutex<UnixStream>,
-    gathered: Mutex<Receiver<(u32, Vec<Vec<u8>>)>>,
+    to: UnixStream,
+    gathered: Receiver<(u32, Vec<Vec<u8>>)>,
     round: u32,
     state: Arc<Mutex<State>>,
     /// The job, as the agent told it.
@@ -38,10 +39,6 @@ pub struct Control {
 
 fn broken(e: impl ToString) -> Error {
     Error::System { what: "this rank cannot talk to its agent (fulmen-run)".into(), os: e.to_string() }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Control {
@@ -90,11 +87,11 @@ impl Control {
         };
         let thread = std::thread::Builder::new().name("fulmen-control".into());
         thread.spawn(move || listener.run()).map_err(broken)?;
-        Ok(Control { to: Mutex::new(stream), gathered: Mutex::new(gathered), round: 0, state, welcome })
+        Ok(Control { to: stream, gathered, round: 0, state, welcome })
     }
 
     fn say(&self, word: &FromRank) -> Result<()> {
-        messages::write(&mut *lock(&self.to), word).map_err(broken)
+        messages::write(&mut &self.to, word).map_err(broken)
     }
 
     /// Everyone's bytes, by rank.
@@ -113,7 +110,7 @@ impl Control {
             if let Some(error) = self.ending() {
                 return Err(error);
             }
-            match lock(&self.gathered).recv_timeout(Duration::from_millis(20)) {
+            match self.gathered.recv_timeout(Duration::from_millis(20)) {
                 Ok((of, parts)) if of == round && parts.len() == self.welcome.hosts.len() => {
                     return Ok(parts);
                 }
@@ -131,10 +128,7 @@ impl Control {
 
     /// Whether the launcher has ended the job, as an error that says why.
     pub fn ending(&self) -> Option<Error> {
-        lock(&self.state).ending.clone().map(|Ending { code, reason }| match code {
-            5 => Error::Interrupted,
-            code => Error::Ended { message: reason, code },
-        })
+        lock(&self.state).ending.as_ref().map(as_error)
     }
 
     /// From now on an end of the job breaks this fabric.

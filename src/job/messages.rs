@@ -356,7 +356,7 @@ impl Frames {
     ///
     /// # Errors
     /// When the next bytes are no message of this type.
-    #[allow(clippy::should_implement_trait)] // an iterator has one type of item
+    #[allow(clippy::should_implement_trait, reason = "an iterator has one type of item")]
     pub fn next<M: DeserializeOwned>(&mut self) -> Result<Option<M>, Garbage> {
         let rest = &self.bytes[self.at..];
         let Some((head, body)) = rest.split_first_chunk::<4>() else { return Ok(None) };

@@ -3,6 +3,8 @@
 use fulmen::Error;
 use fulmen_emu_verbs::{Call, Kind, Trap};
 
+use crate::seeded::mix;
+
 /// Which seeds: `FULMEN_SEEDS` (`2000`, or `1800..2000`), or the first so many.
 pub fn seeds(default: u64) -> std::ops::Range<u64> {
     let number = |text: &str| text.parse().expect("FULMEN_SEEDS is a number, or two with .. between");
@@ -10,15 +12,6 @@ pub fn seeds(default: u64) -> std::ops::Range<u64> {
         Err(_) => 0..default,
         Ok(text) => text.split_once("..").map_or_else(|| 0..number(&text), |(a, b)| number(a)..number(b)),
     }
-}
-
-/// A number drawn from a seed.
-pub fn mix(seed: u64, salt: u64) -> u64 {
-    let mut x = seed.wrapping_add(salt.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    for _ in 0..2 {
-        x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    }
-    x ^ (x >> 29)
 }
 
 /// Whether an error says what a person needs to know; of one's own error nobody is told as of another's.

@@ -261,8 +261,6 @@ pub struct Interface {
     pub name: String,
     /// Its IPv4 addresses.
     pub ipv4: Vec<String>,
-    /// Whether DHCP (or nobody) gives the address, rather than a fixed setting.
-    pub automatic: Option<bool>,
 }
 
 impl Interface {

@@ -7,7 +7,7 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fulmen::fabric::verbs::nic;
 use fulmen::fabric::verbs::probe::{self, Local, Note, Outcome as How};
@@ -18,8 +18,10 @@ use super::facts::{Act, Answer, Device, Facts, Granted, Limits, Outcome, Probe, 
 use super::gather::Run;
 use crate::exit::Status;
 
-/// How long the devices together may take; a stuck one costs this, once.
+/// How long a process may take; one that gets stuck in a device costs this.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long all of them together: other ranks of a job wait for this one at their rendezvous, for a minute.
+const ALTOGETHER: Duration = Duration::from_secs(35);
 /// Processes that are sacrificed to stuck devices at most.
 const SACRIFICES: usize = 8;
 
@@ -106,8 +108,13 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
             skip.push(name.clone());
         }
     }
+    let until = Instant::now() + ALTOGETHER;
     for _ in 0..SACRIFICES {
-        let Some((all, ended)) = try_devices(run, &skip) else { return };
+        let left = until.saturating_duration_since(Instant::now()).min(PATIENCE);
+        if left.is_zero() {
+            return; // devices that were not reached have no steps, which the table shows
+        }
+        let Some((all, ended)) = try_devices(run, &skip, left) else { return };
         let last = all.last().map(|tried| tried.name.clone());
         for tried in all {
             skip.push(tried.name.clone());
@@ -128,7 +135,7 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
 }
 
 /// Runs the process; what it wrote and how it ended.
-fn try_devices(run: &dyn Run, skip: &[String]) -> Option<(Vec<Tried>, Answer<String>)> {
+fn try_devices(run: &dyn Run, skip: &[String], patience: Duration) -> Option<(Vec<Tried>, Answer<String>)> {
     let program = std::env::current_exe().ok()?;
     let notes = std::env::temp_dir().join(format!("hpl-run-probe-{}-{}", std::process::id(), skip.len()));
     // Nobody else's file, and not what a link leads to.
@@ -136,7 +143,7 @@ fn try_devices(run: &dyn Run, skip: &[String]) -> Option<(Vec<Tried>, Answer<Str
     let (program, path) = (program.to_string_lossy(), notes.to_string_lossy());
     let mut command = vec![&*program, "doctor", "--probe", &*path];
     skip.iter().for_each(|name| command.extend(["--skip", name.as_str()]));
-    let ended = run.run(&command, PATIENCE);
+    let ended = run.run(&command, patience);
     let text = std::fs::read_to_string(&notes).unwrap_or_default();
     let _ = std::fs::remove_file(&notes); // else it is in a folder that the system empties
     Some((read(&text), ended))

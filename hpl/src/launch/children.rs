@@ -97,20 +97,19 @@ impl Rank {
         }
         match info.si_code {
             libc::CLD_STOPPED | libc::CLD_CONTINUED => {
-                let mut status = 0;
-                let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
-                // SAFETY: writes a status.
-                if unsafe { libc::waitpid(self.id(), &raw mut status, flags) } != self.id() {
-                    return None;
+                // SAFETY: plain data, all zeros is valid.
+                let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+                // Takes this alone: an end that came meanwhile is for the next look, which ends the group first.
+                let flags = libc::WSTOPPED | libc::WCONTINUED | libc::WNOHANG;
+                // SAFETY: asks about our own child; writes `info`.
+                let took =
+                    unsafe { libc::waitid(libc::P_PID, self.child.id() as libc::id_t, &raw mut info, flags) };
+                match info.si_code {
+                    _ if took != 0 => None,
+                    libc::CLD_STOPPED => Some(Change::Stopped),
+                    libc::CLD_CONTINUED => Some(Change::Continued),
+                    _ => None,
                 }
-                // It may have gone another step since the first look.
-                Some(if libc::WIFSTOPPED(status) {
-                    Change::Stopped
-                } else if libc::WIFCONTINUED(status) {
-                    Change::Continued
-                } else {
-                    self.gone(ExitStatus::from_raw(status))
-                })
             }
             libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED => {
                 if !keep {

@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fulmen::fabric::host_name;
 use fulmen::job::env::{DEVICES, FABRIC, INTERFACES, Variables};
 use fulmen::job::messages::{Hidden, Order, Program, RankStart, Start, Welcome, beat};
 use fulmen::{Error, Result};
@@ -104,22 +105,24 @@ fn find_hosts(cli: &Cli) -> Result<Vec<Host>> {
 }
 
 /// The RDMA devices from rank to rank, if the hostfile tells.
-fn devices(cli: &Cli, hosts: &[String]) -> Option<String> {
-    let file = cli.hostfile.as_ref()?;
-    let text = std::fs::read_to_string(file).ok()?;
-    // What is no JSON is a hostfile of another dialect.
-    let cables = Cables::parse(&text, &file.display().to_string()).ok()?;
-    cables::by_rank(&cables, &hosts.iter().map(String::as_str).collect::<Vec<_>>())
+fn devices(cli: &Cli, hosts: &[String]) -> Result<Option<String>> {
+    let Some(file) = &cli.hostfile else { return Ok(None) };
+    let shown = file.display().to_string();
+    let text = std::fs::read_to_string(file).map_err(|e| {
+        Error::argument("--hostfile", &shown, format!("cannot be read: {e}"), "name a file that can")
+    })?;
+    let text = text.trim_start_matches('\u{feff}');
+    if !text.trim_start().starts_with(['[', '{']) {
+        return Ok(None); // a hostfile of another dialect
+    }
+    let cables = Cables::parse(text, &shown)?;
+    Ok(cables::by_rank(&cables, &hosts.iter().map(String::as_str).collect::<Vec<_>>()))
 }
 
-/// Whether a name means this host: then no ssh is needed.
-fn is_here(name: &str) -> bool {
-    let own = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| {
-        Command::new("hostname").output().ok().map(|o| String::from_utf8_lossy(&o.stdout).into_owned())
-    });
-    let own = own.unwrap_or_default().trim().to_string();
+/// Whether a name means this host, whose own name is `own`: then no ssh is needed.
+fn is_here(own: &str, name: &str) -> bool {
     let short = own.split('.').next().unwrap_or_default();
-    ["localhost", "127.0.0.1", "::1"].contains(&name) || (!own.is_empty() && (name == own || name == short))
+    ["localhost", "127.0.0.1", "::1", own, short].contains(&name)
 }
 
 fn secret() -> Result<Hidden> {
@@ -138,7 +141,8 @@ struct Task {
 impl Job<'_> {
     fn tasks(&self) -> Result<Vec<Task>> {
         let cli = self.cli;
-        let here: Vec<bool> = self.hosts.iter().map(|h| is_here(&h.name)).collect();
+        let own = host_name();
+        let here: Vec<bool> = self.hosts.iter().map(|h| is_here(&own, &h.name)).collect();
         let fingerprint = match cli.any_build {
             true => None,
             false => Some(program::fingerprint(&self.program)?),
@@ -164,7 +168,7 @@ impl Job<'_> {
         if let Some(on) = &cli.interfaces {
             set(INTERFACES, on.clone());
         }
-        if let Some(devices) = devices(cli, &welcome.hosts) {
+        if let Some(devices) = devices(cli, &welcome.hosts)? {
             set(DEVICES, devices);
         }
         let mut tasks = vec![];
@@ -245,12 +249,23 @@ impl Job<'_> {
         drop(sinks);
         let verdict = running.conduct(&inbox, &credit);
         drop(running);
-        // Whoever reads our output may take his time; after a failure not for ever.
-        let until = Instant::now() + cli.silence;
-        while !printing.is_finished() && (verdict.code == 0 || Instant::now() < until) {
+        // Whoever reads our output may take his time; after a failure, or when he wants the end, not for ever.
+        let (until, asked) = (Instant::now() + cli.silence, signals::count());
+        let patient = || verdict.code == 0 && signals::count() == asked;
+        while !printing.is_finished() && (patient() || Instant::now() < until) {
             thread::sleep(Duration::from_millis(2));
         }
-        Ok(verdict)
+        // What could not be written after the agents had gone.
+        let mute = inbox.try_iter().find_map(|heard| match heard {
+            Heard::Mute(why) => Some(why),
+            _ => None,
+        });
+        Ok(match mute {
+            Some(why) if verdict.code == 0 => {
+                Verdict { code: 3, words: Some(format!("the ranks' output cannot be written: {why}")) }
+            }
+            _ => verdict,
+        })
     }
 }
 
@@ -415,7 +430,6 @@ impl Running {
 
     fn act(&mut self, act: Act, credit: &Credit) {
         match act {
-            Act::Tell(host, order) => self.links[host].outbox.say(&order),
             Act::TellAll(order) => {
                 self.links.iter().for_each(|l| l.outbox.say(&order));
                 if order == Order::Go && !self.input {

@@ -305,8 +305,10 @@ impl Level {
     fn of_this_cpu() -> Option<Level> {
         #[cfg(target_arch = "x86_64")]
         {
-            // Zen 4 runs AVX-512 in two halves: its AVX2 kernels are as fast.
-            if std::is_x86_feature_detected!("avx512f") && !is_zen4() {
+            let cpu = crate::cpuid::Signature::here();
+            // Zen 4 (the only ones of family 19h that have it) runs AVX-512 in two halves: its AVX2 kernels are as fast.
+            let halved = cpu.is_amd() && cpu.family == 0x19;
+            if std::is_x86_feature_detected!("avx512f") && !halved {
                 return Some(Level::Avx512);
             }
             if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma") {
@@ -333,27 +335,11 @@ impl Level {
     }
 }
 
-/// The CPU's maker and family, as cpuid tells them.
-#[cfg(target_arch = "x86_64")]
-fn maker_and_family() -> (Vec<u8>, u32) {
-    use std::arch::x86_64::__cpuid;
-    #[allow(unused_unsafe, reason = "safe in newer compilers than the oldest that we support")]
-    // SAFETY: every x86-64 CPU has cpuid.
-    let (maker, model) = unsafe { (__cpuid(0), __cpuid(1)) };
-    let family = (model.eax >> 8 & 0xf) + (model.eax >> 20 & 0xff);
-    ([maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat(), family)
-}
-
 fn is_amd() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return maker_and_family().0 == b"AuthenticAMD";
+    return crate::cpuid::Signature::here().is_amd();
     #[cfg(not(target_arch = "x86_64"))]
     false
-}
-
-#[cfg(target_arch = "x86_64")]
-fn is_zen4() -> bool {
-    is_amd() && maker_and_family().1 == 0x19
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! What CPU this is, and the blocks that fit its caches.
 
 use super::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::cpuid::Signature;
 
 /// A CPU: its name for reports and its data caches in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -109,29 +111,21 @@ fn caches() -> Option<(usize, usize, usize)> {
 
 #[cfg(target_arch = "x86_64")]
 fn name() -> String {
-    use std::arch::x86_64::__cpuid;
-    #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
-    // SAFETY: every x86-64 CPU has these leaves.
-    let (leaf, one) = unsafe { (__cpuid(0), __cpuid(1)) };
-    let vendor: Vec<u8> = [leaf.ebx, leaf.edx, leaf.ecx].iter().flat_map(|r| r.to_le_bytes()).collect();
-    let signature = one.eax;
-    let base = signature >> 8 & 0xf;
-    let family = if base == 0xf { base + (signature >> 20 & 0xff) } else { base };
-    let model = signature >> 4 & 0xf | (signature >> 16 & 0xf) << 4;
-    let known = match (&vendor[..], family, model) {
-        (b"AuthenticAMD", 0x17, 0x00..=0x2f) => "AMD Zen",
-        (b"AuthenticAMD", 0x17, _) => "AMD Zen 2",
-        (b"AuthenticAMD", 0x19, 0x10..=0x1f | 0x60..=0x7f | 0xa0..=0xaf) => "AMD Zen 4",
-        (b"AuthenticAMD", 0x19, _) => "AMD Zen 3",
-        (b"AuthenticAMD", 0x1a, _) => "AMD Zen 5",
-        (b"GenuineIntel", 6, 0x3c | 0x3f | 0x45 | 0x46) => "Intel Haswell",
-        (b"GenuineIntel", 6, 0x3d | 0x47 | 0x4f | 0x56) => "Intel Broadwell",
-        (b"GenuineIntel", 6, 0x55) => "Intel Skylake-X",
-        (b"GenuineIntel", 6, 0x6a | 0x6c) => "Intel Ice Lake",
-        (b"GenuineIntel", 6, 0x8f) => "Intel Sapphire Rapids",
-        (b"GenuineIntel", 6, 0xcf) => "Intel Emerald Rapids",
-        (b"GenuineIntel", 6, 0xad | 0xae) => "Intel Granite Rapids",
-        _ => return format!("{} family {family} model {model}", String::from_utf8_lossy(&vendor)),
+    let Signature { maker, family, model } = Signature::here();
+    let known = match (maker.as_str(), family, model) {
+        ("AuthenticAMD", 0x17, 0x00..=0x2f) => "AMD Zen",
+        ("AuthenticAMD", 0x17, _) => "AMD Zen 2",
+        ("AuthenticAMD", 0x19, 0x10..=0x1f | 0x60..=0x7f | 0xa0..=0xaf) => "AMD Zen 4",
+        ("AuthenticAMD", 0x19, _) => "AMD Zen 3",
+        ("AuthenticAMD", 0x1a, _) => "AMD Zen 5",
+        ("GenuineIntel", 6, 0x3c | 0x3f | 0x45 | 0x46) => "Intel Haswell",
+        ("GenuineIntel", 6, 0x3d | 0x47 | 0x4f | 0x56) => "Intel Broadwell",
+        ("GenuineIntel", 6, 0x55) => "Intel Skylake-X",
+        ("GenuineIntel", 6, 0x6a | 0x6c) => "Intel Ice Lake",
+        ("GenuineIntel", 6, 0x8f) => "Intel Sapphire Rapids",
+        ("GenuineIntel", 6, 0xcf) => "Intel Emerald Rapids",
+        ("GenuineIntel", 6, 0xad | 0xae) => "Intel Granite Rapids",
+        _ => return format!("{maker} family {family} model {model}"),
     };
     known.into()
 }

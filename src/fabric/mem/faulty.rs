@@ -13,7 +13,7 @@ use super::net::{Arrival, Net};
 use super::{Rank, address_in, memory};
 use crate::error::{Error, Loss, Result};
 use crate::fabric::shared::area::Failure;
-use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, host_name};
+use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, host_name, rules};
 
 /// What a rank waits for.
 #[derive(Clone, Copy, Debug)]
@@ -343,46 +343,24 @@ impl FaultyRank {
     }
 
     fn check_peer(&self, inside: &mut Inside, peer: usize, lane: Lane) -> Result<()> {
-        let size = self.size();
-        if peer < size && peer != self.rank && (lane.0 as usize) < Lane::COUNT {
-            return Ok(());
-        }
-        let text = format!("rank {} of {size} names rank {peer} on lane {} as its peer", self.rank, lane.0);
-        Err(self.broken(inside, text))
+        rules::peer(self.rank, self.size(), peer, lane).map_err(|rule| self.broken(inside, rule))
     }
 
     fn check_range(&self, inside: &mut Inside, memory: &Memory, range: &Range<usize>) -> Result<()> {
-        if address_in(memory, self.world.job, self.rank).is_none() {
-            return Err(self.broken(inside, "memory of another fabric was armed or put".into()));
-        }
-        if range.start > range.end || range.end > memory.len() {
-            let text = format!("bytes {range:?} of {} were armed or put", memory.len());
-            return Err(self.broken(inside, text));
-        }
-        Ok(())
+        let is_own = address_in(memory, self.world.job, self.rank).is_some();
+        rules::range(is_own, memory, range).map_err(|rule| self.broken(inside, rule))
     }
 
     fn check_wait(&self, inside: &mut Inside, lane: Lane, from: usize, arm: u64) -> Result<()> {
         self.check_peer(inside, from, lane)?;
         let (arms, waited) = inside.net.arms(from, self.rank, lane);
-        if arm == waited && arm < arms {
-            return Ok(());
-        }
-        let text = format!(
-            "rank {} waits for arm {arm} of rank {from} on the {lane} lane, but {arms} were armed and {waited} \
-             waited for",
-            self.rank
-        );
-        Err(self.broken(inside, text))
+        rules::wait(self.rank, (lane, from, arm), waited, arms).map_err(|rule| self.broken(inside, rule))
     }
 
     fn check_ticket(&self, inside: &mut Inside, ticket: Ticket) -> Result<()> {
         self.check_peer(inside, ticket.to, ticket.lane)?;
-        if ticket.seq < inside.net.puts(self.rank, ticket.to, ticket.lane) {
-            return Ok(());
-        }
-        let text = format!("put {} to rank {} has not been made", ticket.seq, ticket.to);
-        Err(self.broken(inside, text))
+        let is_made = ticket.seq < inside.net.puts(self.rank, ticket.to, ticket.lane);
+        rules::ticket(ticket, is_made).map_err(|rule| self.broken(inside, rule))
     }
 }
 

@@ -130,8 +130,8 @@ pub fn choose(choice: &Choice, shm: Result<(), Why>, verbs: Result<(), Why>) -> 
     }
 }
 
-/// What [`Choice`] leaves of a name and its hosts: how the ranks are grouped that may share memory. `places`: host,
-/// kernel and network of each rank.
+/// For each rank, the ranks at the same place, itself included: these may share memory. `places`: host, kernel and network
+/// of each.
 pub fn hosts(places: &[(&str, &str, &str)]) -> Vec<Vec<usize>> {
     (0..places.len()).map(|a| (0..places.len()).filter(|b| places[a] == places[*b]).collect()).collect()
 }

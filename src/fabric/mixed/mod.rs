@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use self::endpoint::Mixed;
 use self::ladder::{Rung, Why};
-use super::rendezvous::{Rendezvous, Secret};
+use super::rendezvous::{Rendezvous, Secret, gather};
 use super::shared::control::Control;
 use super::shm::meeting::{Met, Shm, meet};
 use super::verbs::{self, Devices, Source, Verbs};
@@ -60,8 +60,9 @@ pub struct Connected {
 /// # Errors
 /// As [`tcp::connect`]; [`Error::Argument`], on every rank and with the reason, when what the choice names cannot be had.
 pub fn connect(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Options) -> Result<Connected> {
-    let tcp = Arc::new(tcp::endpoint(rendezvous, secret, &options.tcp)?);
-    join(rendezvous, secret, options, &tcp).inspect_err(|e| tcp.fail(e))
+    let (tcp, places) = tcp::endpoint(rendezvous, secret, &options.tcp)?;
+    let tcp = Arc::new(tcp);
+    join(rendezvous, secret, options, &tcp, places).inspect_err(|e| tcp.fail(e))
 }
 
 fn join(
@@ -69,10 +70,11 @@ fn join(
     secret: &Secret,
     options: &Options,
     tcp: &Arc<tcp::Endpoint>,
+    places: Vec<tcp::Place>,
 ) -> Result<Connected> {
     let (rank, size) = (rendezvous.rank(), rendezvous.size());
     let bounds = options.tcp.bounds;
-    let mut hosts = Hosts::gather(rendezvous, secret, options)?;
+    let mut hosts = Hosts::meet(rendezvous, secret, options, places)?;
     let control = Control { fabric: Arc::clone(tcp) as Arc<dyn Fabric>, alarm: tcp.alarm() };
     let mut shm = match hosts.met.as_mut() {
         Some(met) => met.connect(control, bounds)?,
@@ -115,16 +117,6 @@ fn join(
     Ok(Connected { steps: steps.collect(), fabric })
 }
 
-/// Everyone's value.
-fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(
-    rendezvous: &mut dyn Rendezvous,
-    mine: &T,
-) -> Result<Vec<T>> {
-    let garbled = |e: postcard::Error| Error::Internal(format!("a message of the rendezvous: {e}"));
-    let all = rendezvous.all_gather(&postcard::to_stdvec(mine).map_err(garbled)?)?;
-    all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(garbled)).collect()
-}
-
 /// Who is on which host, and shares memory there.
 struct Hosts {
     places: Vec<tcp::Place>,
@@ -135,11 +127,13 @@ struct Hosts {
 }
 
 impl Hosts {
-    fn gather(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Options) -> Result<Self> {
+    fn meet(
+        rendezvous: &mut dyn Rendezvous,
+        secret: &Secret,
+        options: &Options,
+        places: Vec<tcp::Place>,
+    ) -> Result<Self> {
         let (rank, size) = (rendezvous.rank(), rendezvous.size());
-        let places = rendezvous.all_gather(&tcp::Place::here(options.tcp.host.as_deref()).encode())?;
-        let places: Option<Vec<tcp::Place>> = places.iter().map(|bytes| tcp::Place::decode(bytes)).collect();
-        let places = places.ok_or_else(|| Error::Internal("a rank's place is garbled".into()))?;
         let groups = ladder::hosts(&places.iter().map(key).collect::<Vec<_>>());
         let may = matches!(options.choice, Choice::Auto | Choice::Shm) && groups.iter().any(|g| g.len() > 1);
         let met = if may { Some(meet(rendezvous, secret, &groups[rank])?) } else { None };
@@ -227,7 +221,7 @@ impl Rdma {
         let made = Verbs::connect_over(rendezvous, control, options, source);
         let told = match &made {
             Ok(verbs) => Ok(!verbs.usage().1.is_empty()),
-            Err(e) => Err((e.to_string(), matches!(e, Error::Aborted { .. }))),
+            Err(e) => Err((e.to_string(), e.is_consequence())),
         };
         let all = gather(rendezvous, &told)?;
         let whys = || all.iter().enumerate().filter_map(|(rank, told)| Some((rank, told.as_ref().err()?)));

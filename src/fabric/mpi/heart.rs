@@ -213,7 +213,7 @@ impl Shared {
             let overdue = {
                 let mut pulse = lock(&self.pulse);
                 pulse.look(now);
-                pulse.overdue().filter(|_| pulse.failure().is_none() && !pulse.all_left())
+                pulse.overdue().filter(|_| pulse.failure().is_none())
             };
             if let Some((rank, silence)) = overdue {
                 let error = self.lost(rank, Loss::Silent, silence, String::new());

@@ -15,7 +15,7 @@ use super::streams::{Arrival, Counts, Farewell, Piece, Streams, TooLong, Way};
 use crate::error::{Error, Loss, Result};
 use crate::fabric::rendezvous::Secret;
 use crate::fabric::shared::area::Failure;
-use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, host_name};
+use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, host_name, is_crowded, rules};
 
 /// One rank. Dropping its last handle leaves the job, as [`Rank::leave`] does; a job that has failed ends there.
 pub struct Rank {
@@ -99,6 +99,8 @@ impl Rank {
         let rank_0 = ear.read(&String::from_utf8_lossy(address));
         let secret = Secret::from_bytes(*secret);
         let heart = Heart::start(rank, hosts.clone(), options, secret, ear, rank_0)?;
+        // Who has no heart does not come here, and a window's allocation has no deadline.
+        deadline.wait("MPI_Ibarrier", comm.ibarrier()?, ())?;
 
         let source = Source::new(&comm, options.transfer)?;
         let way = source.window().map_or(Way::Messages, Way::Window);
@@ -108,14 +110,13 @@ impl Rank {
             farewell: Farewell::expect(&comm)?,
             over: false,
         };
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Rank {
             comm,
             source,
             rank,
             hosts,
             ranks_here,
-            crowded: ranks_here > cores,
+            crowded: is_crowded(ranks_here),
             bounds,
             thread: (!serialized).then(|| std::thread::current().id()),
             heart,
@@ -188,23 +189,12 @@ impl Rank {
     }
 
     fn check_peer(&self, peer: usize, lane: Lane) -> Result<()> {
-        let size = self.size();
-        if peer >= size || peer == self.rank || lane.0 as usize >= Lane::COUNT {
-            return Err(self.broken(format!(
-                "rank {} of {size} names rank {peer} on lane {} as its peer",
-                self.rank, lane.0
-            )));
-        }
+        rules::peer(self.rank, self.size(), peer, lane).map_err(|rule| self.broken(rule))?;
         self.check()
     }
 
     fn piece(&self, memory: &Arc<Memory>, range: &Range<usize>) -> Result<Piece> {
-        if !self.source.gave(memory) {
-            return Err(self.broken("memory of another fabric was armed or put".into()));
-        }
-        if range.start > range.end || range.end > memory.len() {
-            return Err(self.broken(format!("bytes {range:?} of {} were armed or put", memory.len())));
-        }
+        rules::range(self.source.gave(memory), memory, range).map_err(|rule| self.broken(rule))?;
         Ok(Piece::new(memory, range))
     }
 
@@ -297,7 +287,10 @@ impl Rank {
         match waiting {
             Waiting::Arm(peer, ..) | Waiting::Put(peer, ..) => vec![*peer],
             Waiting::End => {
-                (0..self.size()).filter(|p| *p != self.rank && state.left[*p].is_none()).collect()
+                let others = || (0..self.size()).filter(|p| *p != self.rank);
+                let unheard: Vec<usize> = others().filter(|p| state.left[*p].is_none()).collect();
+                // All have taken leave: what is left is to part, for which each waits for each.
+                if unheard.is_empty() { others().collect() } else { unheard }
             }
         }
     }
@@ -341,7 +334,7 @@ impl Rank {
         let mut settled = vec![false; self.size()];
         settled[self.rank] = true;
         self.block(&Waiting::End, |state| {
-            goodbyes.retain_mut(|goodbye| !matches!(goodbye.is_done(), Ok(true)));
+            Farewell::forget_left(&mut goodbyes).map_err(|e| self.end(e))?;
             for (peer, settled) in settled.iter_mut().enumerate().filter(|(_, settled)| !**settled) {
                 if let Some(made) = state.left[peer] {
                     *settled = state.streams.settle(peer, &made).map_err(|e| self.end(e))?;
@@ -436,9 +429,7 @@ impl Fabric for Rank {
         let Ticket { to, lane, seq } = ticket;
         self.check_peer(to, lane)?;
         let mut state = self.state();
-        if seq >= state.streams.puts(to, lane) {
-            return Err(self.broken(format!("put {seq} to rank {to} has not been made")));
-        }
+        rules::ticket(ticket, seq < state.streams.puts(to, lane)).map_err(|rule| self.broken(rule))?;
         self.advance(&mut state)?;
         state.streams.is_done(to, lane, seq).map_err(|e| self.end(e))
     }
@@ -481,14 +472,7 @@ impl Rank {
     fn check_wait(&self, lane: Lane, from: usize, arm: u64) -> Result<()> {
         self.check_peer(from, lane)?;
         let (waited, next) = self.state().streams.arms(from, lane);
-        if arm == waited && arm < next {
-            return Ok(());
-        }
-        Err(self.broken(format!(
-            "rank {} waits for arm {arm} of rank {from} on the {lane} lane, but {next} were armed and {waited} \
-             waited for",
-            self.rank
-        )))
+        rules::wait(self.rank, (lane, from, arm), waited, next).map_err(|rule| self.broken(rule))
     }
 
     fn arrival(&self, state: &mut State, lane: Lane, from: usize, arm: u64) -> Result<Option<usize>> {
@@ -507,13 +491,14 @@ impl Drop for Rank {
             self.fail(&Error::Internal(format!("rank {} panicked", self.rank)));
         }
         let may_call = raw::is_up() && self.may_call();
-        if !may_call && !self.state().over {
+        let over = self.state().over;
+        if !may_call && !over {
             self.fail(&Error::Internal(format!(
                 "rank {} drops its fabric after MPI_Finalize, or on another thread than the one that may call MPI",
                 self.rank
             )));
         }
-        if self.heart.failure().is_none() && self.leave().is_ok() {
+        if self.heart.failure().is_none() && (over || self.leave().is_ok()) {
             return;
         }
         let code = self.heart.last_words();

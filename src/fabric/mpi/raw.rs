@@ -236,11 +236,12 @@ unsafe impl Sync for Comm {}
 impl Comm {
     /// A duplicate, so that nobody else's messages mix with ours. Collective.
     pub fn duplicate(of: ffi::MPI_Comm, deadline: Deadline) -> Result<Self> {
-        // SAFETY: the caller's communicator is valid; the request is waited for before the handle is used.
+        // SAFETY: the caller's communicator is valid; the handle stays in its box until the request is done, and is used
+        // only then.
         unsafe {
-            let (mut comm, mut request) = (ffi::RSMPI_COMM_NULL, ffi::RSMPI_REQUEST_NULL);
-            check("MPI_Comm_idup", ffi::MPI_Comm_idup(of, &mut comm, &mut request))?;
-            deadline.wait("MPI_Comm_idup", Request(request))?;
+            let (mut comm, mut request) = (Box::new(ffi::RSMPI_COMM_NULL), ffi::RSMPI_REQUEST_NULL);
+            check("MPI_Comm_idup", ffi::MPI_Comm_idup(of, &mut *comm, &mut request))?;
+            let comm = *deadline.wait("MPI_Comm_idup", Request(request), comm)?;
             ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN);
             Ok(Comm(comm))
         }
@@ -328,8 +329,8 @@ impl Comm {
         padded.resize(longest, 0);
         let mut all = vec![0u8; longest * self.size()];
         let count = Shape::new(longest)?;
-        // SAFETY: both buffers have the sizes given, and stay until the request is done.
-        unsafe {
+        // SAFETY: both buffers have the sizes given, and stay until the request is done (`Deadline::wait` has them).
+        let (_, all) = unsafe {
             let mut request = ffi::RSMPI_REQUEST_NULL;
             let (from, into) = (padded.as_ptr().cast(), all.as_mut_ptr().cast());
             let code = ffi::MPI_Iallgather(
@@ -343,23 +344,23 @@ impl Comm {
                 &mut request,
             );
             check("MPI_Iallgather", code)?;
-            deadline.wait("MPI_Iallgather", Request(request))?;
-        }
+            deadline.wait("MPI_Iallgather", Request(request), (padded, all))?
+        };
         let pieces = all.chunks(longest.max(1)).zip(lens);
         Ok(pieces.map(|(piece, len)| piece[..len as usize].to_vec()).collect())
     }
 
     /// Everyone's word, by rank. Collective.
     pub fn all_gather_words(&self, mine: u64, deadline: Deadline) -> Result<Vec<u64>> {
-        let mut all = vec![0u64; self.size()];
+        let (mine, mut all) = (Box::new(mine), vec![0u64; self.size()]);
         // SAFETY: as in `all_gather`.
-        unsafe {
+        let (_, all) = unsafe {
             let of = ffi::RSMPI_UINT64_T;
             let mut request = ffi::RSMPI_REQUEST_NULL;
-            let (from, into) = (ptr::from_ref(&mine).cast(), all.as_mut_ptr().cast());
+            let (from, into) = (ptr::from_ref(&*mine).cast(), all.as_mut_ptr().cast());
             check("MPI_Iallgather", ffi::MPI_Iallgather(from, 1, of, into, 1, of, self.0, &mut request))?;
-            deadline.wait("MPI_Iallgather", Request(request))?;
-        }
+            deadline.wait("MPI_Iallgather", Request(request), (mine, all))?
+        };
         Ok(all)
     }
 
@@ -400,16 +401,22 @@ impl Deadline {
         Deadline { began: Instant::now(), bound }
     }
 
-    /// Waits for a request of a collective call.
-    fn wait(&self, what: &str, mut request: Request) -> Result<()> {
-        while request.test()? == Progress::Pending {
-            if self.began.elapsed() > self.bound {
-                let os = format!("not all ranks came to it within {:.0} s", self.bound.as_secs_f64());
-                return Err(Error::System { what: what.into(), os });
+    /// Waits for a request of a collective call, and gives `buffers` back. When that fails, MPI may still use them: then they
+    /// are never freed.
+    pub fn wait<B>(&self, what: &str, mut request: Request, buffers: B) -> Result<B> {
+        let error = loop {
+            match request.test() {
+                Ok(Progress::Pending) if self.began.elapsed() <= self.bound => std::thread::yield_now(),
+                Ok(Progress::Pending) => {
+                    let os = format!("not all ranks came to it within {:.0} s", self.bound.as_secs_f64());
+                    break Error::System { what: what.into(), os };
+                }
+                Ok(_) => return Ok(buffers),
+                Err(e) => break e,
             }
-            std::thread::yield_now();
-        }
-        Ok(())
+        };
+        std::mem::forget(buffers);
+        Err(error)
     }
 }
 

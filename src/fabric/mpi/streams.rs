@@ -175,6 +175,11 @@ impl Farewell {
         Ok(self.0.request.test()? != Progress::Pending)
     }
 
+    /// Drops those that have left.
+    pub fn forget_left(farewells: &mut Vec<Self>) -> Result<()> {
+        forget_done(farewells, Self::is_done)
+    }
+
     /// Gives up expecting one. Whether that is done.
     pub fn give_up(&mut self) -> Result<bool> {
         self.0.request.cancel();
@@ -273,7 +278,7 @@ impl Streams {
                 bytes
             }
         };
-        forget_left(&mut incoming.credits)?;
+        forget_done(&mut incoming.credits, |credit| Ok(credit.request.test()? != Progress::Pending))?;
         incoming.armed.pop_front();
         incoming.waited += 1;
         Ok(Arrival::Filled(bytes))
@@ -406,7 +411,7 @@ impl Streams {
                 }
                 incoming.next += 1;
             }
-            forget_left(&mut incoming.credits)?;
+            forget_done(&mut incoming.credits, |credit| Ok(credit.request.test()? != Progress::Pending))?;
             if !incoming.credits.is_empty() {
                 return Ok(false);
             }
@@ -437,14 +442,14 @@ impl Streams {
     }
 }
 
-/// Drops credits that have left.
-fn forget_left(credits: &mut Vec<Words<2>>) -> Result<()> {
+/// Drops messages that have left.
+fn forget_done<M>(messages: &mut Vec<M>, is_done: impl Fn(&mut M) -> Result<bool>) -> Result<()> {
     let mut at = 0;
-    while at < credits.len() {
-        if credits[at].request.test()? == Progress::Pending {
-            at += 1;
+    while at < messages.len() {
+        if is_done(&mut messages[at])? {
+            messages.swap_remove(at);
         } else {
-            credits.swap_remove(at);
+            at += 1;
         }
     }
     Ok(())

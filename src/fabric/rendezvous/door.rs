@@ -22,7 +22,7 @@ pub trait Listener: AsRawFd {
     type Stream: Stream;
     /// The next one.
     fn take(&self) -> std::io::Result<Self::Stream>;
-    /// Whether [`Listener::take`] returns at once.
+    /// Whether [`Listener::take`] waits.
     fn set_blocking(&self, blocking: bool) -> std::io::Result<()>;
 }
 

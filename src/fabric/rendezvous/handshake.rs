@@ -12,9 +12,8 @@
 //! and the ranks, so that none serves in another place. The acceptor never reads more than
 //! [`Acceptor::wants`]: what follows is the connection's.
 
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{Hmac, Mac};
 use sha2::Sha256;
-use zeroize::Zeroize;
 
 use super::Secret;
 
@@ -76,11 +75,7 @@ impl Hello {
 }
 
 fn mac(secret: &Secret, role: &[u8], hello: &[u8; HELLO], nonce: &[u8]) -> Hmac<Sha256> {
-    // HMAC's key is a block of the hash, filled up with zeros.
-    let mut key = [0; 64];
-    key[..32].copy_from_slice(secret.expose());
-    let mut mac = Hmac::<Sha256>::new((&key).into());
-    key.zeroize();
+    let mut mac = secret.mac();
     mac.update(role);
     mac.update(hello);
     mac.update(nonce);

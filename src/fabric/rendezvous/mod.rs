@@ -12,6 +12,8 @@ mod in_process;
 pub use at_rank_zero::AtRankZero;
 pub use in_process::{InProcess, in_process};
 
+use hmac::{Hmac, KeyInit};
+use sha2::Sha256;
 use zeroize::Zeroize;
 
 use crate::error::{Error, Result};
@@ -30,6 +32,16 @@ pub trait Rendezvous: Send {
     /// # Errors
     /// [`Error::Unreachable`] when a rank did not come, or went, with its number.
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>>;
+}
+
+/// Everyone's value; collective, as [`Rendezvous::all_gather`].
+pub(crate) fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(
+    rendezvous: &mut dyn Rendezvous,
+    mine: &T,
+) -> Result<Vec<T>> {
+    let garbled = |e: postcard::Error| Error::Internal(format!("a message of the rendezvous: {e}"));
+    let all = rendezvous.all_gather(&postcard::to_stdvec(mine).map_err(garbled)?)?;
+    all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(garbled)).collect()
 }
 
 /// 32 random bytes that only the job's processes know. Wiped on drop, and printed by nothing.
@@ -53,6 +65,16 @@ impl Secret {
     /// The bytes, for passing it on: over a pipe, never on a command line, in the environment or a log.
     pub fn expose(&self) -> &[u8; 32] {
         &self.0
+    }
+
+    /// Begins a proof that its maker knows the secret: what is proved is to be added.
+    pub(crate) fn mac(&self) -> Hmac<Sha256> {
+        // HMAC's key is a block of the hash, filled up with zeros.
+        let mut key = [0; 64];
+        key[..32].copy_from_slice(&self.0);
+        let mac = Hmac::<Sha256>::new((&key).into());
+        key.zeroize();
+        mac
     }
 }
 

@@ -12,7 +12,7 @@ use super::control::Control;
 use super::deadlock::{Suspicion, Wanted};
 use super::slot::{Meeting, SLOTS, Span, Stream};
 use crate::error::{Error, Loss, Result};
-use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket};
+use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, is_crowded, rules};
 
 /// How a transport names and reaches memory.
 pub trait Space: Send + Sync + 'static {
@@ -133,11 +133,6 @@ pub struct Endpoint<S: Space> {
     crowded: bool,
     /// `None`: the area keeps the job's failures.
     control: Option<Control>,
-}
-
-/// Whether so many ranks have no core each.
-fn is_crowded(ranks: usize) -> bool {
-    ranks > std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl<S: Space> Endpoint<S> {
@@ -264,24 +259,14 @@ impl<S: Space> Endpoint<S> {
     }
 
     fn check_peer(&self, peer: usize, lane: Lane) -> Result<()> {
-        let size = self.size();
-        if peer >= size || peer == self.rank || lane.0 as usize >= Lane::COUNT {
-            return Err(self.broken(format!(
-                "rank {} of {size} names rank {peer} on lane {} as its peer",
-                self.rank, lane.0
-            )));
-        }
+        rules::peer(self.rank, self.size(), peer, lane).map_err(|rule| self.broken(rule))?;
         self.check()
     }
 
     fn owned(&self, memory: &Arc<Memory>, range: &Range<usize>) -> Result<Owned> {
-        let Some(base) = self.space.address(memory) else {
-            return Err(self.broken("memory of another fabric was armed or put".into()));
-        };
-        if range.start > range.end || range.end > memory.len() {
-            return Err(self.broken(format!("bytes {range:?} of {} were armed or put", memory.len())));
-        }
-        let span = Span { at: base + range.start as u64, len: range.len() as u64 };
+        let base = self.space.address(memory);
+        rules::range(base.is_some(), memory, range).map_err(|rule| self.broken(rule))?;
+        let span = Span { at: base.unwrap_or_default() + range.start as u64, len: range.len() as u64 };
         Ok(Owned { memory: Arc::clone(memory), start: range.start, span })
     }
 
@@ -467,14 +452,7 @@ impl<S: Space> Endpoint<S> {
         let incoming = streams.incoming(from, lane);
         let (waited, next) = (incoming.waited, incoming.next);
         drop(streams);
-        if arm == waited && arm < next {
-            return Ok(());
-        }
-        Err(self.broken(format!(
-            "rank {} waits for arm {arm} of rank {from} on the {lane} lane, but {next} were armed and {waited} \
-             waited for",
-            self.rank
-        )))
+        rules::wait(self.rank, (lane, from, arm), waited, next).map_err(|rule| self.broken(rule))
     }
 
     /// Takes note of put `i`, which is filled, and lets the next queued arm have its slot.
@@ -502,12 +480,10 @@ impl<S: Space> Endpoint<S> {
         let out = streams.outgoing(ticket.to, ticket.lane);
         let stream = self.stream(self.rank, ticket.to, ticket.lane);
         out.forget_taken(stream);
-        if ticket.seq >= out.next {
-            let seq = ticket.seq;
-            drop(streams);
-            return Err(self.broken(format!("put {seq} to rank {} has not been made", ticket.to)));
-        }
-        Ok(ticket.seq >= out.next - out.spilled.len() as u64)
+        let (next, spilled) = (out.next, out.spilled.len() as u64);
+        drop(streams);
+        rules::ticket(ticket, ticket.seq < next).map_err(|rule| self.broken(rule))?;
+        Ok(ticket.seq >= next - spilled)
     }
 }
 

@@ -15,11 +15,11 @@ use super::passing::{receive_file, send_file};
 use super::segment::{Mapping, Segment};
 use super::socket::{Socket, connect};
 use super::{Segments, control_area};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fabric::Bounds;
-use crate::fabric::rendezvous::door::{Door, prove};
+use crate::fabric::rendezvous::door::{Door, Stream, prove};
 use crate::fabric::rendezvous::handshake::{Hello, Purpose};
-use crate::fabric::rendezvous::{Rendezvous, Secret};
+use crate::fabric::rendezvous::{Rendezvous, Secret, gather};
 use crate::fabric::shared::area::Area;
 use crate::fabric::shared::control::Control;
 use crate::fabric::shared::endpoint::{Endpoint, UnderWay};
@@ -92,11 +92,8 @@ pub fn meet(rendezvous: &mut dyn Rendezvous, secret: &Secret, group: &[usize]) -
     };
 
     let mine = parts.as_ref().map(|p| p.mappings.keys().copied().collect::<Vec<_>>()).map_err(Clone::clone);
-    let mine = postcard::to_stdvec(&mine)
-        .map_err(|e| Error::Internal(format!("a message of the rendezvous: {e}")))?;
-    let told = rendezvous.all_gather(&mine)?;
-    let shares = told.iter().map(|bytes| postcard::from_bytes(bytes).unwrap_or_else(|e| Err(e.to_string())));
-    Ok(Met { rank, parts: parts.ok(), shares: shares.collect() })
+    let shares = gather(rendezvous, &mine)?;
+    Ok(Met { rank, parts: parts.ok(), shares })
 }
 
 impl Met {
@@ -197,7 +194,7 @@ fn hand_out(
     let mut streams = Vec::new();
     for (from, stream) in came {
         // Who says nothing more is missed later.
-        let Ok(()) = patience(&stream, STEP) else { continue };
+        let Ok(()) = stream.set_patience(Some(STEP)) else { continue };
         let Ok(([who, len], file)) = receive_file(&stream) else { continue };
         if who == from as u64
             && let Ok(len) = usize::try_from(len)
@@ -228,11 +225,6 @@ fn hand_out(
     Ok(Parts { control, own, mappings })
 }
 
-fn patience(stream: &UnixStream, at_most: Duration) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(at_most))?;
-    stream.set_write_timeout(Some(at_most))
-}
-
 fn map(segment: &Segment) -> std::result::Result<Mapping, String> {
     segment.map().map_err(|e| e.to_string())
 }
@@ -252,7 +244,7 @@ fn enter(
     let stream = connect(address).map_err(|e| words(&e))?;
     let stream = prove(stream, secret, hello, Instant::now() + STEP).map_err(|e| e.to_string())?;
     let send = || {
-        patience(&stream, TURN)?;
+        stream.set_patience(Some(TURN))?;
         send_file(&stream, [u64::from(hello.from), own.len() as u64], own.fd())
     };
     send().map_err(|e| words(&e))?;

@@ -32,6 +32,24 @@ use super::shared::slot::Span;
 use super::{Bounds, Fabric, Memory};
 use crate::error::{Error, Result};
 
+/// A signal's number and name.
+pub fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGINT => "SIGINT",
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGPIPE => "SIGPIPE",
+        _ => return format!("signal {signal}"),
+    };
+    format!("signal {signal} ({name})")
+}
+
 /// Number of this rank, from 0.
 const RANK: &str = "FULMEN_RANK";
 /// Number of ranks.

@@ -1,6 +1,6 @@
 //! Anonymous shared memory: a file without a name that processes inherit and map.
 
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::error::{Error, Result};
 
@@ -12,6 +12,24 @@ pub struct Segment {
 
 fn system(what: &str) -> Error {
     Error::System { what: what.into(), os: std::io::Error::last_os_error().to_string() }
+}
+
+/// Whether `fd` is an open file of at least `len` bytes, and not empty.
+fn check(fd: RawFd, len: usize) -> Result<()> {
+    // SAFETY: `stat` is plain data, all zeros is valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: writes a `stat`; any number is a fine argument.
+    if unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
+        return Err(system(&format!("looking for the shared memory that came as file {fd}")));
+    }
+    // macOS rounds the size up to pages.
+    if stat.st_size < len.max(1) as libc::off_t {
+        return Err(Error::System {
+            what: format!("the shared memory that came as file {fd}"),
+            os: format!("has {} bytes instead of {len}", stat.st_size),
+        });
+    }
+    Ok(())
 }
 
 impl Segment {
@@ -37,25 +55,15 @@ impl Segment {
     /// # Safety
     /// `fd` belongs to nobody else in this process.
     pub unsafe fn inherited(fd: RawFd, len: usize) -> Result<Self> {
-        let len = len.max(1);
-        // SAFETY: `stat` is plain data, all zeros is valid.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: writes a `stat`; any number is a fine argument.
-        if unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
-            return Err(system(&format!("looking for the shared memory inherited as file {fd}")));
-        }
-        // macOS rounds the size up to pages.
-        if stat.st_size < len as libc::off_t {
-            return Err(Error::System {
-                what: format!("the shared memory inherited as file {fd}"),
-                os: format!("has {} bytes instead of {len}", stat.st_size),
-            });
-        }
-        // SAFETY: open, as fstat has shown; the caller says that nobody else has it.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        check(fd, len)?;
+        // SAFETY: open, as the check has shown; the caller says that nobody else has it.
+        Ok(Segment::of(unsafe { OwnedFd::from_raw_fd(fd) }, len))
+    }
+
+    fn of(file: OwnedFd, len: usize) -> Self {
         // SAFETY: sets a flag of our own file, so that this process' own children do not get it.
-        unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
-        Ok(Segment { file, len })
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
+        Segment { file, len: len.max(1) }
     }
 
     /// The segment of `len` bytes that another process has sent.
@@ -63,8 +71,8 @@ impl Segment {
     /// # Errors
     /// As [`Segment::inherited`].
     pub fn received(file: OwnedFd, len: usize) -> Result<Self> {
-        // SAFETY: ours alone, and given away here.
-        unsafe { Segment::inherited(file.into_raw_fd(), len) }
+        check(file.as_raw_fd(), len)?;
+        Ok(Segment::of(file, len))
     }
 
     /// Bytes.

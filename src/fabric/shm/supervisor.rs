@@ -346,7 +346,7 @@ impl Running {
                 let text = format!(
                     "{} was killed by {}{}\n    {}",
                     self.name(rank),
-                    signal_name(signal),
+                    super::signal_name(signal),
                     self.doing(rank),
                     if signal == libc::SIGKILL {
                         "by hand, by a job scheduler, or by the system for lack of memory (see dmesg)"
@@ -417,20 +417,6 @@ impl Drop for Running {
             let _ = rank.child.wait();
         }
     }
-}
-
-fn signal_name(signal: i32) -> String {
-    let name = match signal {
-        libc::SIGKILL => "SIGKILL",
-        libc::SIGTERM => "SIGTERM",
-        libc::SIGSEGV => "SIGSEGV",
-        libc::SIGBUS => "SIGBUS",
-        libc::SIGABRT => "SIGABRT",
-        libc::SIGILL => "SIGILL",
-        libc::SIGFPE => "SIGFPE",
-        _ => return format!("signal {signal}"),
-    };
-    format!("signal {signal} ({name})")
 }
 
 /// Signals that ask this process to end, counted while a supervisor runs.

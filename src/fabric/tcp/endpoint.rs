@@ -18,7 +18,7 @@ use crate::fabric::alarm::Alarm;
 use crate::fabric::mem::pages::Pages;
 use crate::fabric::rendezvous::door::{poll, refused};
 use crate::fabric::shared::area::Failure;
-use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket};
+use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, rules};
 
 /// A wait spins so long before it sleeps, where each rank has a core.
 const SPIN: Duration = Duration::from_micros(60);
@@ -173,6 +173,11 @@ impl Endpoint {
         engine.job.ended().map_or(Ok(()), |e| Err(e.clone()))
     }
 
+    /// Whether `rank` has left: nothing more comes of it.
+    pub fn has_left(&self, rank: usize) -> bool {
+        self.shared.lock().job.is_left(rank)
+    }
+
     /// A broken rule ends the job.
     fn broken(engine: &mut Engine, what: String) -> Error {
         let error = engine.job.fail(Error::Internal(what));
@@ -181,32 +186,18 @@ impl Endpoint {
     }
 
     fn check_peer(&self, engine: &mut Engine, peer: usize, lane: Lane) -> Result<()> {
-        let (rank, size) = (self.rank, self.size);
-        if peer >= size || peer == rank || lane.0 as usize >= Lane::COUNT {
-            let what = format!("rank {rank} of {size} names rank {peer} on lane {} as its peer", lane.0);
-            return Err(Self::broken(engine, what));
-        }
+        rules::peer(self.rank, self.size, peer, lane).map_err(|rule| Self::broken(engine, rule))?;
         Self::check(engine)
     }
 
     fn check_wait(&self, engine: &mut Engine, lane: Lane, from: usize, arm: u64) -> Result<()> {
         self.check_peer(engine, from, lane)?;
         let (waited, armed) = engine.job.position(lane, from);
-        if arm == waited && arm < armed {
-            return Ok(());
-        }
-        let what = format!(
-            "rank {} waits for arm {arm} of rank {from} on the {lane} lane, but {armed} were armed and {waited} \
-             waited for",
-            self.rank
-        );
-        Err(Self::broken(engine, what))
+        rules::wait(self.rank, (lane, from, arm), waited, armed).map_err(|rule| Self::broken(engine, rule))
     }
 
     fn region(engine: &mut Engine, memory: &Arc<Memory>, range: &Range<usize>) -> Result<Region> {
-        Region::new(memory, range).ok_or_else(|| {
-            Self::broken(engine, format!("bytes {range:?} of {} were armed or put", memory.len()))
-        })
+        Region::new(memory, range).map_err(|rule| Self::broken(engine, rule))
     }
 
     /// The progress thread has to know that something waits to be written.
@@ -441,12 +432,10 @@ impl Fabric for Endpoint {
         let Ticket { to, lane, seq } = ticket;
         let mut engine = self.enter();
         self.check_peer(&mut engine, to, lane)?;
-        match engine.job.is_done(lane, to, seq) {
-            Some(true) => return Ok(true),
-            Some(false) => {}
-            None => {
-                return Err(Self::broken(&mut engine, format!("put {seq} to rank {to} has not been made")));
-            }
+        let done = engine.job.is_done(lane, to, seq);
+        rules::ticket(ticket, done.is_some()).map_err(|rule| Self::broken(&mut engine, rule))?;
+        if done == Some(true) {
+            return Ok(true);
         }
         engine.serve(to);
         Self::check(&engine)?;

@@ -35,6 +35,11 @@ const TUNNELS: [&str; 24] = [
     "anpi",
 ];
 
+/// Whether an interface of this name leads out of the cluster, or nowhere: a VPN's, containers', virtual machines'.
+pub fn is_tunnel(name: &str) -> bool {
+    TUNNELS.iter().any(|prefix| name.starts_with(prefix))
+}
+
 /// An interface that may carry data: by name (`en5`), address (`10.0.0.7`) or subnet (`10.0.0.0/24`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum On {
@@ -111,7 +116,7 @@ impl Interface {
     }
 
     fn is_tunnel(&self) -> bool {
-        TUNNELS.iter().any(|prefix| self.name.starts_with(prefix))
+        is_tunnel(&self.name)
     }
 }
 

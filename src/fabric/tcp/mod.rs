@@ -33,7 +33,7 @@ mod tx;
 mod window;
 mod words;
 
-pub use interfaces::On;
+pub use interfaces::{On, is_tunnel};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ use self::job::Job;
 use self::region::Region;
 pub(super) use self::setup::Place;
 use super::rendezvous::{Rendezvous, Secret};
-use super::{Bounds, Fabric, Lane};
+use super::{Bounds, Fabric, Lane, is_crowded};
 use crate::error::Result;
 
 /// How ranks are connected.
@@ -118,23 +118,25 @@ pub fn connect(
     secret: Secret,
     options: &Options,
 ) -> Result<Arc<dyn Fabric>> {
-    Ok(Arc::new(endpoint(rendezvous, &secret, options)?))
+    Ok(Arc::new(endpoint(rendezvous, &secret, options)?.0))
 }
 
+/// This rank's end, and where each rank is.
 pub(super) fn endpoint(
     rendezvous: &mut dyn Rendezvous,
     secret: &Secret,
     options: &Options,
-) -> Result<Endpoint> {
+) -> Result<(Endpoint, Vec<Place>)> {
     let rank = rendezvous.rank();
-    start(rank, setup::connect(rendezvous, secret, options)?, options)
+    let mut connected = setup::connect(rendezvous, secret, options)?;
+    let places = std::mem::take(&mut connected.places);
+    Ok((start(rank, connected, options)?, places))
 }
 
 fn start(rank: usize, connected: setup::Connected, options: &Options) -> Result<Endpoint> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let job = Job::new(rank, connected.ends, &connected.routes, options.checksums);
     let engine = Engine::new(job, connected.links, options.bounds);
-    Endpoint::start(rank, engine, options.bounds, connected.here > cores)
+    Endpoint::start(rank, engine, options.bounds, is_crowded(connected.here))
 }
 
 /// What is wrong with a frame, or with what a program asks for.

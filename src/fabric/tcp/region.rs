@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::fabric::Memory;
+use crate::fabric::{Memory, rules};
 
 /// Bytes `at .. at + len` of some memory, which are inside it.
 #[derive(Clone)]
@@ -13,10 +13,13 @@ pub struct Region {
 }
 
 impl Region {
-    /// `None`: the range is not inside the memory.
-    pub fn new(memory: &Arc<Memory>, range: &std::ops::Range<usize>) -> Option<Self> {
-        let inside = range.start <= range.end && range.end <= memory.len();
-        inside.then(|| Region { memory: Arc::clone(memory), at: range.start, len: range.len() })
+    /// Any memory will do here.
+    ///
+    /// # Errors
+    /// When the range is not inside the memory.
+    pub fn new(memory: &Arc<Memory>, range: &std::ops::Range<usize>) -> Result<Self, rules::Broken> {
+        rules::range(true, memory, range)?;
+        Ok(Region { memory: Arc::clone(memory), at: range.start, len: range.len() })
     }
 
     /// # Panics

@@ -6,17 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::Options;
 use super::engine::Link;
 use super::interfaces::{self, Interface};
 use super::peer::End;
 use super::routes::Routes;
-use super::socket;
+use super::{socket, words};
 use crate::error::{Error, Result};
 use crate::fabric::host_name;
 use crate::fabric::rendezvous::door::{Door, Refusal, knock, refused};
 use crate::fabric::rendezvous::handshake::{Hello, Purpose};
-use crate::fabric::rendezvous::{Rendezvous, Secret};
+use crate::fabric::rendezvous::{Rendezvous, Secret, gather};
 
 /// At most so many connections are made at a time.
 const ABREAST: usize = 16;
@@ -32,9 +34,12 @@ pub struct Connected {
     pub routes: Routes,
     /// Ranks that share this host's cores.
     pub here: usize,
+    /// Where each rank is.
+    pub places: Vec<Place>,
 }
 
-/// Where a rank is. It tells the others first: a line each.
+/// Where a rank is, which it tells the others first.
+#[derive(Serialize, Deserialize)]
 pub struct Place {
     /// Its host's name.
     pub host: String,
@@ -53,17 +58,6 @@ impl Place {
         let network = std::fs::read_link("/proc/self/ns/net")
             .map_or_else(|_| String::new(), |path| path.to_string_lossy().into_owned());
         Place { host: host.map_or_else(host_name, str::to_owned), kernel, network }
-    }
-
-    /// For the others.
-    pub fn encode(&self) -> Vec<u8> {
-        format!("{}\n{}\n{}", self.host, self.kernel, self.network).into_bytes()
-    }
-
-    /// What another has told; `None` when it makes no sense.
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut lines = std::str::from_utf8(bytes).ok()?.split('\n').map(str::to_owned);
-        Some(Place { host: lines.next()?, kernel: lines.next()?, network: lines.next()? })
     }
 }
 
@@ -217,9 +211,7 @@ pub fn connect_on(
 ) -> Result<Connected> {
     let (rank, size) = (rendezvous.rank(), rendezvous.size());
     let until = Instant::now() + options.start;
-    let places = rendezvous.all_gather(&Place::here(options.host.as_deref()).encode())?;
-    let places: Option<Vec<Place>> = places.iter().map(|bytes| Place::decode(bytes)).collect();
-    let places = places.ok_or_else(|| garbled("a host's name"))?;
+    let places = gather(rendezvous, &Place::here(options.host.as_deref()))?;
     let hosts: Vec<String> = places.iter().map(|p| p.host.clone()).collect();
     let me = &places[rank];
     let one_host = places.iter().all(|p| (&p.kernel, &p.network) == (&me.kernel, &me.network));
@@ -279,13 +271,12 @@ pub fn connect_on(
             report = format!("rank {rank} ({}): {e}\n", hosts[rank]);
         }
         // Whoever says here that it is connected was welcomed, by us too.
-        let reports = rendezvous.all_gather(&Report::of(&made, &report).encode());
+        let reports = gather(rendezvous, &Report::of(rank, &made, &report));
         stop.store(true, Ordering::Relaxed);
         let admitted = serving.ok().and_then(|thread| thread.join().ok()).unwrap_or_default();
         (made, admitted, reports)
     });
-    let reports: Option<Vec<Report>> = reports?.iter().map(|bytes| Report::decode(bytes)).collect();
-    let reports = reports.ok_or_else(|| garbled("who is connected"))?;
+    let reports: Vec<Report> = reports?;
     let links = |a: usize, b: usize| reports[a.max(b)].links(a.min(b));
     let routes = Routes::new(size, |a, b| links(a, b) > 0).map_err(|islands| match &problem {
         Some(e @ Error::Argument { .. }) => e.clone(),
@@ -305,7 +296,7 @@ pub fn connect_on(
     }
     let links = (0..size).map(|peer| if peer == rank { 0 } else { links(rank, peer) }).collect();
     let (links, ends) = finish(all, &hosts, rank, links, &routes)?;
-    Ok(Connected { links, ends, routes, here })
+    Ok(Connected { links, ends, routes, here, places })
 }
 
 /// Some ranks do not reach each other, whichever way.
@@ -326,43 +317,27 @@ fn split(islands: &[Vec<usize>], hosts: &[String], reports: &[Report]) -> Error 
     }
 }
 
+/// Of its words: a launcher takes so much of each rank that there is room for twice that.
+const SAID: usize = 7 << 10;
+
 /// What a rank tells the others of its connections to lower ones.
+#[derive(Serialize, Deserialize)]
 struct Report {
-    /// How many each has.
-    links: Vec<(usize, usize)>,
+    /// How many it has to each.
+    links: Vec<u16>,
     /// Of those that are not reached.
     text: String,
 }
 
 impl Report {
-    fn of(made: &[Made], text: &str) -> Self {
-        let mut links: Vec<(usize, usize)> = Vec::new();
-        for (peer, ..) in made {
-            match links.iter_mut().find(|(rank, _)| rank == peer) {
-                Some((_, count)) => *count += 1,
-                None => links.push((*peer, 1)),
-            }
-        }
-        Report { links, text: text.into() }
+    fn of(rank: usize, made: &[Made], text: &str) -> Self {
+        let mut links = vec![0; rank];
+        made.iter().for_each(|(peer, ..)| links[*peer] += 1);
+        Report { links, text: words::head(text, SAID).into() }
     }
 
     fn links(&self, peer: usize) -> usize {
-        self.links.iter().find(|(rank, _)| *rank == peer).map_or(0, |(_, count)| *count)
-    }
-
-    fn encode(&self) -> Vec<u8> {
-        let links: Vec<String> = self.links.iter().map(|(peer, count)| format!("{peer}:{count}")).collect();
-        format!("{}\n{}", links.join(" "), self.text).into_bytes()
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let (links, text) = std::str::from_utf8(bytes).ok()?.split_once('\n')?;
-        let link = |word: &str| {
-            let (peer, count) = word.split_once(':')?;
-            Some((peer.parse().ok()?, count.parse().ok()?))
-        };
-        let links = links.split_whitespace().map(link).collect::<Option<_>>()?;
-        Some(Report { links, text: text.into() })
+        self.links.get(peer).map_or(0, |count| usize::from(*count))
     }
 }
 
@@ -409,4 +384,22 @@ fn finish(
         ends.push(End { host: host.clone(), link, connections });
     }
     Ok((links, ends))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a launcher takes of each rank (`job::messages::LONGEST_WORD`).
+    const LONGEST_WORD: usize = 16 << 10;
+
+    #[test]
+    fn a_report_of_many_that_are_not_reached_is_a_word() {
+        let text = "rank 999 (host999) and rank 1 (host1): 10.0.0.1:4000 over en0: no route to host; é\n"
+            .repeat(1000);
+        let made: Vec<Made> = Vec::new();
+        let report = Report::of(4000, &made, &text);
+        assert!(postcard::to_stdvec(&report).unwrap().len() <= LONGEST_WORD);
+        assert!(!report.text.is_empty() && text.starts_with(&report.text) && report.links(7) == 0);
+    }
 }

@@ -429,7 +429,7 @@ fn mid_put(happens: impl Fn(&super::endpoint::Endpoint) + Sync) -> Vec<Error> {
     let bounds = Bounds { silence: Duration::from_secs(5), patience: Duration::from_secs(60) };
     let (secret, options) = (Secret::random().unwrap(), Options { bounds, ..Options::default() });
     let rank = |mut rendezvous| {
-        let fabric = endpoint(&mut rendezvous, &secret, &options).unwrap();
+        let (fabric, _) = endpoint(&mut rendezvous, &secret, &options).unwrap();
         fabric.set_activity("in the middle");
         let mut buf = Buf::<u8>::zeros(&fabric, LEN).unwrap();
         let mut talk = || {

@@ -10,13 +10,18 @@ pub fn encode(failure: &Failure) -> (Vec<u8>, u64) {
         Failure::Gone { rank } => (1, 0, *rank, ""),
         Failure::Interrupted => (2, 0, 0, ""),
     };
-    let mut len = text.len().min(TEXT - 2);
+    let mut bytes = vec![kind, code];
+    bytes.extend_from_slice(head(text, TEXT - 2).as_bytes());
+    (bytes, rank as u64)
+}
+
+/// The first bytes of a text, `most` of them, or a few less where a character would be cut.
+pub fn head(text: &str, most: usize) -> &str {
+    let mut len = text.len().min(most);
     while !text.is_char_boundary(len) {
         len -= 1;
     }
-    let mut bytes = vec![kind, code];
-    bytes.extend_from_slice(&text.as_bytes()[..len]);
-    (bytes, rank as u64)
+    &text[..len]
 }
 
 /// The failure in the words of another rank; `None`: there is none.

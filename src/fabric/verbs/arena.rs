@@ -158,20 +158,22 @@ impl Arena {
 
     /// Shows memory of another fabric to `register`, in pieces that cross no [`EXTENT`] line, and keeps it.
     pub fn adopt(
-        &self,
+        self: &Arc<Self>,
         memory: &Arc<Memory>,
         mut register: impl FnMut(*mut u8, usize) -> Result<()>,
     ) -> Result<()> {
         let (first, len) = (memory.as_ptr() as usize, memory.len());
-        let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
-        if len == 0 || adopted.holds(first, len) {
+        if len == 0 || self.owns(memory) {
             return Ok(());
         }
+        let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of what was refused a part may be registered: it is not tried again.
+        let was_refused = adopted.refused.iter().any(|m| Arc::ptr_eq(m, memory));
         let overlaps =
             adopted.whole.range(..first + len).next_back().is_some_and(|(at, m)| at + m.len() > first);
-        if overlaps || !first.is_multiple_of(FRAME) {
+        if overlaps || was_refused || !first.is_multiple_of(FRAME) {
             return Err(Error::Internal(format!(
-                "{len} bytes at {first:#x} were to be adopted: they begin at no page, or a part of them was adopted before"
+                "{len} bytes at {first:#x} were to be adopted: they begin at no page, or a part of them was adopted, or all of them refused, before"
             )));
         }
         let done = pieces(first, len).try_for_each(|(at, piece)| register((first + at) as *mut u8, piece));

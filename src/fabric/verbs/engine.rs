@@ -230,23 +230,15 @@ impl Engine {
         };
         let fault = |fault| Broken::Fault(rank, fault);
         if c.status != 0 {
-            if peer.pair.is_peer_gone() {
-                // It has said that all it granted is there, and closed its end: only the last answer of its device is missing.
-                match kind {
-                    CONTROL_LEFT => peer.pair.on_control_sent(),
-                    LEFT => {
-                        peer.pair.on_completed(cable, number).map_err(fault)?;
-                        (0..Lane::COUNT as u8).for_each(|lane| peer.release(Lane(lane)));
-                    }
-                    _ => {}
-                }
+            if !peer.pair.is_peer_gone() {
+                let (device, step) = (self.nics[nic].name().to_owned(), Step::Completion);
+                return Err(Broken::Refused(Some(rank), Refusal { device, step, number: c.status }));
+            }
+            // It has said that all it granted is there, and closed its end: of what was sent only the last answer of its
+            // device is missing, and nothing came.
+            if matches!(kind, CONTROL_CAME | LANDED) {
                 return Ok(());
             }
-            let device = self.nics[nic].name().to_owned();
-            return Err(Broken::Refused(
-                Some(rank),
-                Refusal { device, step: Step::Completion, number: c.status },
-            ));
         }
         match kind {
             CONTROL_CAME => {

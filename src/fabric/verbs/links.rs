@@ -159,7 +159,7 @@ fn refusal(nics: &[Nic], side: &Side) -> Refusal {
     let of = |draft: &Draft| {
         let device = format!("{} (to rank {})", nics[draft.nic].name(), side.peer);
         let dead = Refusal { device: device.clone(), step: Step::WarmUp, number: 0 };
-        side.refused.clone().map_or(dead, |refusal| Refusal { device, ..refusal })
+        draft.refused.clone().map_or(dead, |refusal| Refusal { device, ..refusal })
     };
     let nothing = || Refusal { device: String::new(), step: Step::WarmUp, number: 0 };
     side.drafts.iter().find(|d| !d.is_proved).map_or_else(nothing, of)
@@ -221,7 +221,7 @@ fn plan(
         let ways = ways(thunderbolt, offers[low].wanted.map(way_of), chunk);
         let slots = take(arena, nics, 2 * SLOTS as usize * SLOT)?;
         let scratch = take(arena, nics, 2 * drafts.len() * chunk)?;
-        sides.push(Side { peer, drafts, ways, made_at: 0, chunk, slots, scratch, refused: None });
+        sides.push(Side { peer, drafts, ways, made_at: 0, chunk, slots, scratch });
     }
     Ok(sides)
 }

@@ -54,6 +54,8 @@ pub struct Draft {
     pub qp: Option<(QpId, Granted)>,
     psn: u32,
     pub is_proved: bool,
+    /// What its device last said to connecting.
+    pub refused: Option<Refusal>,
     /// Receives and sends of this attempt that were completed well.
     received: u32,
     sent: u32,
@@ -65,7 +67,7 @@ impl Draft {
     /// One from device `nic` to the peer's device `far`.
     pub fn new((nic, far): (usize, usize), is_control: bool) -> Self {
         let (psn, is_proved, received, sent, expected) = (0, false, 0, 0, 0);
-        Draft { nic, far, is_control, qp: None, psn, is_proved, received, sent, expected }
+        Draft { nic, far, is_control, qp: None, psn, is_proved, refused: None, received, sent, expected }
     }
 }
 
@@ -82,8 +84,6 @@ pub struct Side {
     pub slots: Arc<Memory>,
     /// For each draft a chunk to receive into, then one to send from.
     pub scratch: Arc<Memory>,
-    /// What a device last said to connecting.
-    pub refused: Option<Refusal>,
 }
 
 impl Side {
@@ -106,7 +106,12 @@ fn first_number() -> u32 {
 
 /// What a proof from one rank to another holds.
 fn pattern(from: usize, to: usize, which: usize, attempt: usize) -> impl Iterator<Item = u8> {
-    let mut x = (((from * 1031 + to) * 67 + which) * 17 + attempt) as u64 ^ 0x9E37_79B9_7F4A_7C15;
+    noise((((from * 1031 + to) * 67 + which) * 17 + attempt) as u64)
+}
+
+/// Bytes that nothing sends by chance, drawn from a seed.
+pub fn noise(seed: u64) -> impl Iterator<Item = u8> {
+    let mut x = seed ^ 0x9E37_79B9_7F4A_7C15;
     std::iter::from_fn(move || {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         Some((x >> 33) as u8)
@@ -182,7 +187,7 @@ fn make(nics: &mut [Nic], side: &mut Side, attempt: usize) -> Result<()> {
         return Ok(());
     }
     let changes = side.ways[side.made_at] != way;
-    (side.made_at, side.chunk, side.refused) = (attempt, way.chunk, None);
+    (side.made_at, side.chunk) = (attempt, way.chunk);
     for draft in &mut side.drafts {
         if draft.is_proved && !changes {
             continue;
@@ -191,7 +196,7 @@ fn make(nics: &mut [Nic], side: &mut Side, attempt: usize) -> Result<()> {
             nics[draft.nic].destroy_qp(qp);
         }
         (draft.is_proved, draft.received, draft.sent, draft.expected) = (false, 0, 0, 0);
-        draft.psn = first_number();
+        (draft.psn, draft.refused) = (first_number(), None);
         let depth = if draft.is_control { CONTROL_DEPTH } else { DATA_DEPTH };
         match nics[draft.nic].create_qp(way.service, depth) {
             Ok(made) => draft.qp = Some(made),
@@ -227,7 +232,7 @@ fn join(nics: &mut [Nic], side: &mut Side, ends: &[End], far: &Offer, attempt: u
             Ok(()) => {}
             Err(refusal) => match refusal.trouble() {
                 Some(trouble) if trouble.is_worth_another_try() => {
-                    side.refused = Some(refusal);
+                    draft.refused = Some(refusal);
                     continue;
                 }
                 _ => return Err(refusal.into()),

@@ -9,7 +9,7 @@ use super::engine::{Broken, Engine, Peer};
 use super::protocol::{Fault, Pair};
 use super::trouble::Trouble;
 use crate::error::{Error, Loss, Result};
-use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket};
+use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, rules};
 
 /// How often the control fabric is asked whether the job still stands.
 const CONTROL_LOOK: Duration = Duration::from_millis(2);
@@ -40,6 +40,8 @@ pub struct State {
     failed: Option<Error>,
     /// When the control fabric was asked last.
     asked: Instant,
+    /// Since when only answers to goodbyes are missing.
+    said: Option<Instant>,
     pub activity: String,
 }
 
@@ -64,7 +66,8 @@ impl Shared {
         bounds: Bounds,
         moves: bool,
     ) -> Self {
-        let state = State { engine, failed: None, asked: Instant::now(), activity: String::new() };
+        let state =
+            State { engine, failed: None, asked: Instant::now(), said: None, activity: String::new() };
         Shared { rank, size, control, bounds, state: Mutex::new(state), stop: AtomicBool::new(false), moves }
     }
 
@@ -75,20 +78,20 @@ impl Shared {
     /// The thread: moves puts while the rank computes; or, where that is not wanted, makes progress once in a while when
     /// the rank itself does not. Peers can therefore tell a rank that computes from a dead link.
     pub fn run(&self) {
+        let beat = self.lock().engine.beat;
         while !self.stop.load(Ordering::Relaxed) {
             let mut state = match self.state.try_lock() {
                 Ok(state) => Some(state),
                 Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
                 Err(TryLockError::WouldBlock) => None, // the rank itself is at it
             };
-            let beat = state.as_ref().map(|state| state.engine.beat);
-            let turn = state.as_mut().filter(|s| self.moves || s.engine.idle_for() > s.engine.beat / 2);
+            let turn = state.as_mut().filter(|s| self.moves || s.engine.idle_for() > beat / 2);
             let moved = turn.is_some_and(|state| self.step(state));
             drop(state);
             let nap = match (self.moves, moved) {
                 (true, true) => NAP,
                 (true, false) => IDLE_NAP,
-                (false, _) => beat.unwrap_or(IDLE_NAP) / 2,
+                (false, _) => beat / 2,
             };
             std::thread::park_timeout(nap);
         }
@@ -203,48 +206,24 @@ impl Shared {
     }
 
     pub fn check_peer(&self, state: &mut State, peer: usize, lane: Lane) -> Result<()> {
-        if peer >= self.size || peer == self.rank || lane.0 as usize >= Lane::COUNT {
-            let (rank, size) = (self.rank, self.size);
-            let text = format!("rank {rank} of {size} names rank {peer} on lane {} as its peer", lane.0);
-            return Err(self.broken(state, text));
-        }
-        Ok(())
+        rules::peer(self.rank, self.size, peer, lane).map_err(|rule| self.broken(state, rule))
     }
 
     pub fn check_range(&self, state: &mut State, memory: &Memory, range: &Range<usize>) -> Result<()> {
-        if !state.engine.arena.owns(memory) {
-            return Err(self.broken(state, "memory of another fabric was armed or put".into()));
-        }
-        if range.start > range.end || range.end > memory.len() {
-            let text = format!("bytes {range:?} of {} were armed or put", memory.len());
-            return Err(self.broken(state, text));
-        }
-        Ok(())
+        let is_own = state.engine.arena.owns(memory);
+        rules::range(is_own, memory, range).map_err(|rule| self.broken(state, rule))
     }
 
     pub fn check_wait(&self, state: &mut State, lane: Lane, from: usize, arm: u64) -> Result<()> {
         self.check_peer(state, from, lane)?;
         let (waited, next) = pair(state, from).map_or((0, 0), |pair| pair.arms(lane));
-        if arm == waited && arm < next {
-            return Ok(());
-        }
-        let rank = self.rank;
-        Err(self.broken(
-            state,
-            format!(
-                "rank {rank} waits for arm {arm} of rank {from} on the {lane} lane, but {next} were armed and {waited} \
-                 waited for"
-            ),
-        ))
+        rules::wait(self.rank, (lane, from, arm), waited, next).map_err(|rule| self.broken(state, rule))
     }
 
     pub fn check_ticket(&self, state: &mut State, ticket: Ticket) -> Result<()> {
         self.check_peer(state, ticket.to, ticket.lane)?;
-        if pair(state, ticket.to).is_some_and(|pair| ticket.seq < pair.puts(ticket.lane)) {
-            return Ok(());
-        }
-        let text = format!("put {} to rank {} has not been made", ticket.seq, ticket.to);
-        Err(self.broken(state, text))
+        let is_made = pair(state, ticket.to).is_some_and(|pair| ticket.seq < pair.puts(ticket.lane));
+        rules::ticket(ticket, is_made).map_err(|rule| self.broken(state, rule))
     }
 
     /// Takes a put that has come.
@@ -344,7 +323,6 @@ impl Shared {
     pub fn leave(&self) -> Result<()> {
         let start = Instant::now();
         self.lock().engine.peers.iter_mut().flatten().for_each(|p| p.pair.leave());
-        let mut said: Option<Instant> = None;
         loop {
             let mut state = self.lock();
             let pairs = || state.engine.peers.iter().flatten().map(|p| &p.pair);
@@ -353,12 +331,12 @@ impl Shared {
             }
             // An answer to a goodbye that does not come is nobody's loss. Nor is a completion that a device owes after the
             // peer's goodbye: that said that all it granted is there, and what it did not grant is forgotten.
-            if pairs().all(|pair| pair.has_left() || pair.has_said_goodbye() || pair.is_peer_gone()) {
-                if said.get_or_insert_with(Instant::now).elapsed() > self.bounds.silence {
-                    return Ok(());
-                }
-            } else {
-                said = None;
+            let only_answers =
+                pairs().all(|pair| pair.has_left() || pair.has_said_goodbye() || pair.is_peer_gone());
+            if !only_answers {
+                state.said = None;
+            } else if state.said.get_or_insert_with(Instant::now).elapsed() > self.bounds.silence {
+                return Ok(());
             }
             self.progress(&mut state)?;
             for peer in 0..self.size {

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use fulmen::fabric::tcp::is_tunnel;
+
 use super::super::facts::{Answer, Device, Facts, Interface, Kind, Nic};
-use super::{Run, ask, is_tunnel};
+use super::{Run, ask};
 
 /// `root` is `/`, or a test's copy of it.
 pub(super) fn gather(run: &dyn Run, root: &Path, facts: &mut Facts) {

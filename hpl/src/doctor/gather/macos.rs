@@ -2,8 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use fulmen::fabric::tcp::is_tunnel;
+
 use super::super::facts::{Answer, Device, Facts, Interface, Kind, Limits, Nic, Port};
-use super::{Run, ask, is_tunnel, read, value};
+use super::{Run, ask, read, value};
 
 /// Programs that set the addresses of Thunderbolt interfaces, or hold RDMA devices, on their own account.
 const MANAGERS: [&str; 2] = ["exo", "jaccl"];
@@ -198,7 +200,7 @@ fn interface(interfaces: &str, name: String) -> Interface {
     let address =
         |line: &str| Some(line.trim().strip_prefix("inet ")?.split_whitespace().next()?.to_string());
     let ipv4 = block(interfaces, &name).filter_map(address).collect();
-    Interface { name, ipv4, automatic: None }
+    Interface { name, ipv4 }
 }
 
 /// What `ibv_devinfo -v` prints, of macOS and of rdma-core.

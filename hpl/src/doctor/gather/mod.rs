@@ -26,7 +26,7 @@ pub trait Run {
 pub fn gather(run: &dyn Run) -> Facts {
     let host = machine::Host::detect();
     let mut facts = Facts {
-        host: name(run),
+        host: fulmen::fabric::host_name(),
         fulmen: env!("CARGO_PKG_VERSION").into(),
         cpu: Cpu { cores: host.cores, ..Cpu::default() },
         memory: Memory { available: host.available, bound: host.bound, total: None },
@@ -39,34 +39,6 @@ pub fn gather(run: &dyn Run) -> Facts {
         _ => {}
     }
     facts
-}
-
-fn name(run: &dyn Run) -> String {
-    match ask(run, &["hostname"]) {
-        Answer::Is(name) if !name.trim().is_empty() => name.trim().into(),
-        _ => "this host".into(),
-    }
-}
-
-/// Whether an interface of this name belongs to a VPN, or to containers or virtual machines.
-fn is_tunnel(name: &str) -> bool {
-    let prefixes = [
-        "utun",
-        "tun",
-        "tap",
-        "ipsec",
-        "ppp",
-        "wg",
-        "tailscale",
-        "zt",
-        "gif",
-        "stf",
-        "docker",
-        "virbr",
-        "vmnet",
-        "br-",
-    ];
-    prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn ask(run: &dyn Run, command: &[&str]) -> Answer<String> {

@@ -62,21 +62,3 @@ impl Evidence {
         Verdict { code, words: Some(words) }
     }
 }
-
-/// A signal's number and name.
-pub fn signal_name(signal: i32) -> String {
-    let name = match signal {
-        libc::SIGKILL => "SIGKILL",
-        libc::SIGTERM => "SIGTERM",
-        libc::SIGINT => "SIGINT",
-        libc::SIGHUP => "SIGHUP",
-        libc::SIGSEGV => "SIGSEGV",
-        libc::SIGBUS => "SIGBUS",
-        libc::SIGABRT => "SIGABRT",
-        libc::SIGILL => "SIGILL",
-        libc::SIGFPE => "SIGFPE",
-        libc::SIGPIPE => "SIGPIPE",
-        _ => return format!("signal {signal}"),
-    };
-    format!("signal {signal} ({name})")
-}

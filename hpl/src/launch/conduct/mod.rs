@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 
 use fulmen::job::messages::{Complaint, Ending, How, News, Order, grace, silence};
 
-use self::evidence::{Evidence, Weight, signal_name};
+use fulmen::fabric::shm::signal_name;
+
+use self::evidence::{Evidence, Weight};
 use self::rendezvous::Rendezvous;
 
 /// What the launcher does next.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Act {
-    /// Give this order to one agent.
-    Tell(usize, Order),
     /// Give this order to all agents that are there.
     TellAll(Order),
     /// End the connection to this agent by force: it does not answer.

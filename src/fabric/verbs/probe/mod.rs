@@ -107,9 +107,9 @@ fn open(library: &'static Library, device: &str, tell: &mut Tell<'_>) -> Result<
 /// # Errors
 /// The first refusal that leaves nothing to try; it has been told too.
 pub fn local(library: &'static Library, device: &str, tell: &mut Tell<'_>) -> Result<Local, Refusal> {
-    let mut nic = open(library, device, tell)?;
-    // What is registered stays mapped until the device is closed.
+    // What is registered stays mapped until the device is closed: declared first, it goes last, on every path.
     let mut kept = Vec::new();
+    let mut nic = open(library, device, tell)?;
     let mut registered = 0;
     for (number, bytes) in PIECES.into_iter().enumerate() {
         let Ok(pages) = Pages::new(bytes) else { break };
@@ -119,7 +119,7 @@ pub fn local(library: &'static Library, device: &str, tell: &mut Tell<'_>) -> Re
         let before = bytes.min(super::nic::EXTENT - at as usize % super::nic::EXTENT);
         let (skip, len) = if 2 * before >= bytes { (0, before) } else { (before, bytes - before) };
         let at = at.wrapping_add(skip);
-        // SAFETY: mapped until `kept` goes, after the device.
+        // SAFETY: mapped until `kept` goes, which was declared before the device and so goes after it.
         let done = step(tell, Step::Register, number as u64 + 1, || unsafe { nic.register(at, len) });
         match done {
             Ok(()) => registered = registered.max(len),
@@ -153,8 +153,5 @@ pub fn local(library: &'static Library, device: &str, tell: &mut Tell<'_>) -> Re
         let made = step(tell, Step::CreateRc, 64, || nic.create_qp(Service::Rc, asked));
         reliable = made.map(|(qp, _)| nic.destroy_qp(qp)).is_ok();
     }
-    let found = Local { limits: nic.limits(), port: nic.port(), registered, granted, reliable };
-    drop(nic);
-    drop(kept);
-    Ok(found)
+    Ok(Local { limits: nic.limits(), port: nic.port(), registered, granted, reliable })
 }

@@ -15,6 +15,7 @@ use crate::fabric::verbs::arena::Arena;
 use crate::fabric::verbs::ffi::Library;
 use crate::fabric::verbs::links::{self, Offer, SLOTS, gather};
 use crate::fabric::verbs::nic::{Completion, Nic, Operation, QpId, Service};
+use crate::fabric::verbs::proof::noise;
 use crate::fabric::verbs::proof::{self, Draft, Side, Way};
 use crate::fabric::verbs::protocol::wire::SLOT;
 use crate::fabric::verbs::protocol::{FRAME, Mode};
@@ -141,14 +142,12 @@ impl Ends<'_> {
 
     /// A control and a data queue pair that have carried their proofs in both directions.
     fn warm_up(&mut self, way: Way) -> Result<Option<Side>> {
-        let take = |arena: &Arc<Arena>, nic: &mut [Nic], bytes| links::take(arena, nic, bytes);
-        let slots = take(&self.arena, &mut self.nic, 2 * SLOTS as usize * SLOT)?;
-        let scratch = take(&self.arena, &mut self.nic, 4 * way.chunk)?;
+        let slots = links::take(&self.arena, &mut self.nic, 2 * SLOTS as usize * SLOT)?;
+        let scratch = links::take(&self.arena, &mut self.nic, 4 * way.chunk)?;
         let drafts = vec![Draft::new((0, 0), true), Draft::new((0, 0), false)];
         let ways = vec![way; ATTEMPTS];
         let peer = 1 - self.me;
-        let mut sides =
-            vec![Side { peer, drafts, ways, made_at: 0, chunk: way.chunk, slots, scratch, refused: None }];
+        let mut sides = vec![Side { peer, drafts, ways, made_at: 0, chunk: way.chunk, slots, scratch }];
         for attempt in 0..ATTEMPTS {
             self.note(Step::WarmUp, way.chunk, None);
             let done =
@@ -157,18 +156,29 @@ impl Ends<'_> {
                 (Ok(()), true) => Outcome::Done,
                 _ => Outcome::Silent,
             };
-            let refused = sides[0].refused.as_ref().map(|r| (r.step, r.number));
+            let refused = sides[0].drafts.iter().find_map(|draft| draft.refused.as_ref());
+            let refused = refused.map(|r| (r.step, r.number));
             match refused {
                 Some((step, number)) => self.note(step, way.chunk, Some(Outcome::Refused(number))),
                 None => self.note(Step::WarmUp, way.chunk, Some(outcome)),
             }
             done?;
             if gather(self.rendezvous, Ok(sides[0].is_proved()))?.into_iter().all(|proved| proved) {
+                self.drain()?;
                 return Ok(sides.pop());
             }
         }
         sides.iter().for_each(|side| self.destroy(side));
+        self.drain()?;
         Ok(None)
+    }
+
+    /// What queue pairs that were destroyed have left in the completion queue is nobody's. Nothing else is under way: the
+    /// other rank sends only after the next word.
+    fn drain(&mut self) -> Result<()> {
+        let mut completions = [Completion::default(); 32];
+        while self.nic[0].poll(&mut completions)? > 0 {}
+        Ok(())
     }
 
     /// Data queue pair, and what it was granted for receives.
@@ -299,6 +309,9 @@ impl Ends<'_> {
         let first = if me == 0 { self.post(qp, true, 2, place(2), FRAME) } else { Ok(()) };
         let done = first.and_then(|()| {
             self.until(|ends, c| {
+                if c.status != 0 {
+                    return Err(Error::Internal(format!("a completion with status {}", c.status)));
+                }
                 if c.id >= 2 {
                     left += 1;
                 } else {
@@ -432,11 +445,7 @@ fn bytes(memory: &Memory, at: usize, len: usize) -> *mut [u8] {
 }
 
 fn pattern(from: usize, which: usize) -> impl Iterator<Item = u8> {
-    let mut x = (from * 131 + which) as u64 ^ 0x9E37_79B9_7F4A_7C15;
-    std::iter::from_fn(move || {
-        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        Some((x >> 33) as u8 | 1) // never zero
-    })
+    noise((from * 131 + which) as u64).map(|byte| byte | 1) // never zero
 }
 
 /// Writes a message, of which nothing is under way.
