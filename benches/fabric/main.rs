@@ -21,6 +21,7 @@ use fulmen::fabric::rendezvous::{AtRankZero, Secret};
 use fulmen::fabric::shm::{Supervisor, connect_from_env};
 use fulmen::fabric::{Buf, Fabric, Lane, tcp};
 use fulmen::{Error, Result};
+use fulmen_kernels::{Team, allowed_cores};
 use serde_json::{Value, json};
 
 /// Latency and bandwidth of puts between two processes.
@@ -35,6 +36,9 @@ struct Args {
     /// TCP connections between the ranks
     #[arg(long, default_value_t = 1)]
     connections: usize,
+    /// Puts of this many bytes; 8 are always measured
+    #[arg(long, value_delimiter = ',', default_values_t = SIZES)]
+    bytes: Vec<usize>,
     /// TCP without checksums
     #[arg(long)]
     no_checksums: bool,
@@ -95,15 +99,27 @@ fn rank(args: &Args, place: &[String]) -> Result<()> {
         Some(fabric) => fabric,
         None => over_tcp(args, address, me)?,
     };
+    let _here = place_on_a_core(&*fabric)?;
     let measured = match args.chain {
         Some(_) => chain::measure(&fabric, args.mib << 20, args.batches),
-        None => measure(&*fabric, args.batches),
+        None => measure(&*fabric, args),
     };
     let measured = measured.inspect_err(|e| fabric.fail(e))?;
     if fabric.rank() == 0 {
         std::fs::write(figures, measured.to_string()).map_err(system("the figures"))?;
     }
     Ok(())
+}
+
+/// Where each rank can have one, it keeps to a core, as the ranks of `mpirun --bind-to core` do.
+fn place_on_a_core(fabric: &dyn Fabric) -> Result<Option<Team>> {
+    let cores = allowed_cores();
+    if cores.len() < fabric.size() {
+        return Ok(None);
+    }
+    let team =
+        Team::bound(&[cores[fabric.rank()]]).map_err(|e| Error::Internal(format!("a team of one: {e}")))?;
+    Ok(Some(team))
 }
 
 fn over_tcp(args: &Args, address: &str, me: usize) -> Result<Arc<dyn Fabric>> {
@@ -135,11 +151,11 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-fn measure(fabric: &dyn Fabric, batches: usize) -> Result<Value> {
-    let latency = latency(fabric, batches)?;
+fn measure(fabric: &dyn Fabric, args: &Args) -> Result<Value> {
+    let latency = latency(fabric, args.batches)?;
     let mut bandwidth = Vec::new();
-    for len in SIZES {
-        bandwidth.push(json!({ "bytes": len, "gbyte_per_s": stream(fabric, len, batches)? }));
+    for &len in args.bytes.iter().filter(|len| **len > 8) {
+        bandwidth.push(json!({ "bytes": len, "gbyte_per_s": stream(fabric, len, args.batches)? }));
     }
     let link = fabric.link(1 - fabric.rank());
     Ok(json!({ "fabric": fabric.name(), "link": link, "latency_us": latency, "bandwidth": bandwidth }))
@@ -220,13 +236,14 @@ fn again(place: [&str; 2], figures: &Path) -> Result<Command> {
     Ok(command)
 }
 
-fn run_shm(figures: &Path) -> Result<()> {
+fn run_shm(args: &Args, figures: &Path) -> Result<()> {
+    let largest = args.bytes.iter().copied().max().unwrap_or(0);
     let command = |rank: usize| again(["-", &rank.to_string()], figures);
     let mut commands = [Some(command(0)?), Some(command(1)?)];
     let supervisor = Supervisor::new(2, |rank| {
         commands[rank].take().unwrap_or_else(|| Command::new("false")) // asked for once
     });
-    let outcome = supervisor.segment_bytes(WINDOW * SIZES[5] + (64 << 20)).run()?;
+    let outcome = supervisor.segment_bytes(WINDOW * largest + (64 << 20)).run()?;
     match outcome.message {
         Some(message) => Err(Error::Ended { message, code: outcome.exit_code }),
         None => Ok(()),
@@ -273,11 +290,16 @@ fn parent(args: &Args) -> Result<()> {
     }
     let mut all = Vec::new();
     println!("{:<8}{:>14}   GB/s by bytes of a put", "fabric", "8 B put, us");
-    let sizes: String = SIZES.iter().map(|len| format!("{:>10}", format!("{} KiB", len >> 10))).collect();
+    let sizes: String = args
+        .bytes
+        .iter()
+        .filter(|len| **len > 8)
+        .map(|len| format!("{:>10}", format!("{} KiB", len >> 10)))
+        .collect();
     println!("{:<22}{sizes}", "");
     for transport in &args.fabric {
         match transport {
-            Transport::Shm => run_shm(&figures)?,
+            Transport::Shm => run_shm(args, &figures)?,
             Transport::Tcp => run_tcp(args, &figures)?,
         }
         let value = figures_in(&figures)?;

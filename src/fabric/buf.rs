@@ -84,6 +84,23 @@ struct Armed {
     range: Range<usize>,
 }
 
+impl Ledger {
+    fn check_readable(&self, range: &Range<usize>) {
+        assert!(
+            !self.armed.iter().any(|a| overlap(&a.range, range)),
+            "{range:?} is armed and cannot be read before its put has been waited for"
+        );
+    }
+
+    fn check_writable(&self, range: &Range<usize>) {
+        assert!(
+            !self.armed.iter().any(|a| overlap(&a.range, range)),
+            "{range:?} is armed and cannot be written"
+        );
+        assert!(!self.sending.iter().any(|(_, r)| overlap(r, range)), "{range:?} is being put: flush first");
+    }
+}
+
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
@@ -135,11 +152,7 @@ impl<T: Pod> Buf<T> {
     /// When part of it is armed: a peer may be writing there.
     pub fn read(&self, range: Range<usize>) -> &[T] {
         let bytes = self.bytes(&range);
-        let ledger = self.ledger();
-        assert!(
-            !ledger.armed.iter().any(|a| overlap(&a.range, &range)),
-            "{range:?} is armed and cannot be read before its put has been waited for"
-        );
+        self.ledger().check_readable(&range);
         // SAFETY: in bounds and initialised; no peer writes there (not armed), and arming needs `&mut self`,
         // which this borrow excludes.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(bytes.start).cast(), range.len()) }
@@ -151,21 +164,9 @@ impl<T: Pod> Buf<T> {
     /// When part of it is armed or being put.
     pub fn write(&mut self, range: Range<usize>) -> &mut [T] {
         let bytes = self.bytes(&range);
-        self.check_writable(&range);
+        self.ledger().check_writable(&range);
         // SAFETY: in bounds and initialised; exclusive by `&mut self` and the check above.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(bytes.start).cast(), range.len()) }
-    }
-
-    fn check_writable(&self, range: &Range<usize>) {
-        let ledger = self.ledger();
-        assert!(
-            !ledger.armed.iter().any(|a| overlap(&a.range, range)),
-            "{range:?} is armed and cannot be written"
-        );
-        assert!(
-            !ledger.sending.iter().any(|(_, r)| overlap(r, range)),
-            "{range:?} is being put: flush first"
-        );
     }
 
     /// The elements of `range` as a column-major matrix of `nrows` rows, to be written by several threads.
@@ -178,7 +179,7 @@ impl<T: Pod> Buf<T> {
     /// When part of `range` is armed or being put, or `nrows` does not divide its length.
     pub unsafe fn shared(&self, range: Range<usize>, nrows: usize) -> SharedMut<'_, T> {
         let bytes = self.bytes(&range);
-        self.check_writable(&range);
+        self.ledger().check_writable(&range);
         assert!(range.len().is_multiple_of(nrows.max(1)), "{} elements in columns of {nrows}", range.len());
         // SAFETY: in bounds and initialised; exclusive by the caller's promise.
         let all = unsafe {
@@ -196,10 +197,11 @@ impl<T: Pod> Buf<T> {
     /// # Panics
     /// When part of `range` is armed already or being put.
     pub fn arm(&mut self, fabric: &dyn Fabric, lane: Lane, from: usize, range: Range<usize>) -> Result<()> {
-        self.write(range.clone()); // the same checks
         let bytes = self.bytes(&range);
+        let ledger = self.ledger.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        ledger.check_writable(&range);
         let arm = fabric.arm(lane, from, &self.memory, bytes)?;
-        self.ledger().armed.push(Armed { lane, from, arm, range });
+        ledger.armed.push(Armed { lane, from, arm, range });
         Ok(())
     }
 
@@ -211,9 +213,11 @@ impl<T: Pod> Buf<T> {
     /// # Panics
     /// When part of `range` is armed.
     pub fn put(&self, fabric: &dyn Fabric, lane: Lane, to: usize, range: Range<usize>) -> Result<Ticket> {
-        self.read(range.clone()); // the same checks
-        let ticket = fabric.put(lane, to, &self.memory, self.bytes(&range))?;
-        self.ledger().sending.push((ticket, range));
+        let bytes = self.bytes(&range);
+        let mut ledger = self.ledger();
+        ledger.check_readable(&range);
+        let ticket = fabric.put(lane, to, &self.memory, bytes)?;
+        ledger.sending.push((ticket, range));
         Ok(ticket)
     }
 

@@ -22,6 +22,7 @@
 
 mod alarm;
 mod buf;
+pub(crate) mod checksum;
 pub mod mem;
 pub mod mixed;
 #[cfg(feature = "mpi")]

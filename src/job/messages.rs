@@ -12,6 +12,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
+use crate::fabric::checksum;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +57,7 @@ impl Fingerprint {
                 Ok(0) => return Ok(print),
                 Ok(n) => {
                     print.len += n as u64;
-                    print.crc = crc32c::crc32c_append(print.crc, &chunk[..n]);
+                    print.crc = checksum::crc32c_append(print.crc, &chunk[..n]);
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::faults::Faults;
+use crate::fabric::checksum;
 use crate::fabric::{Lane, Memory};
 
 /// All streams of a job.
@@ -72,8 +73,8 @@ pub struct Event {
 }
 
 fn checksum(seq: u64, len: u64, payload: &[u8]) -> u32 {
-    let head = crc32c::crc32c_append(crc32c::crc32c(&seq.to_le_bytes()), &len.to_le_bytes());
-    crc32c::crc32c_append(head, payload)
+    let head = checksum::crc32c_append(checksum::crc32c(&seq.to_le_bytes()), &len.to_le_bytes());
+    checksum::crc32c_append(head, payload)
 }
 
 fn bytes(memory: &Memory, range: &Range<usize>) -> &'static [u8] {

@@ -10,7 +10,7 @@ use super::area::{Area, Failure, Life};
 use super::bell::Pace;
 use super::control::Control;
 use super::deadlock::{Suspicion, Wanted};
-use super::slot::{Meeting, SLOTS, Span, Stream};
+use super::slot::{FEW, Meeting, SLOTS, Span, Stream};
 use crate::error::{Error, Loss, Result};
 use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, is_crowded, rules};
 
@@ -275,6 +275,13 @@ impl<S: Space> Endpoint<S> {
         if len > armed.len {
             return Err(self.too_long(self.rank, to, lane, i, len, armed.len));
         }
+        if len <= FEW as u64 {
+            // SAFETY: `len` bytes of this rank's that are being put.
+            let bytes = unsafe { std::slice::from_raw_parts(from, len as usize) };
+            self.stream(self.rank, to, lane).carry(i, bytes);
+            self.area.rank(to).bell.ring();
+            return Ok(());
+        }
         let Some(target) = self.space.reach(to, Span { at: armed.at, len }) else {
             return Err(self.foreign(to, lane, i));
         };
@@ -459,13 +466,19 @@ impl<S: Space> Endpoint<S> {
     fn take(&self, lane: Lane, from: usize, i: u64, len: u64) -> Result<usize> {
         let mut streams = self.under_way.lock();
         let incoming = streams.incoming(from, lane);
-        let armed = incoming.armed.pop_front();
+        let armed = incoming.armed.pop_front().filter(|owned| owned.span.len >= len);
         incoming.waited = i + 1;
-        if armed.is_none_or(|owned| owned.span.len < len) {
+        let Some(armed) = armed else {
             drop(streams);
             return Err(self.overwritten(from, lane, i));
+        };
+        let stream = self.stream(from, self.rank, lane);
+        if let Some(bytes) = stream.carried(i) {
+            let len = (len as usize).min(FEW);
+            // SAFETY: the range that was armed, which has room for `len` bytes and is this rank's alone now.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), armed.as_ptr(), len) };
         }
-        self.stream(from, self.rank, lane).release(i);
+        stream.release(i);
         if let Some(queued) = incoming.armed.get(SLOTS as usize - 1) {
             self.publish(lane, from, i + SLOTS, queued)?;
         }
@@ -525,10 +538,11 @@ impl<S: Space> Fabric for Endpoint<S> {
     fn put(&self, lane: Lane, to: usize, memory: &Arc<Memory>, range: Range<usize>) -> Result<Ticket> {
         self.check_peer(to, lane)?;
         self.move_spilled()?;
-        let owned = self.owned(memory, &range)?;
         let mut streams = self.under_way.lock();
         let out = streams.outgoing(to, lane);
         let seq = out.next;
+        self.stream(self.rank, to, lane).expect(seq);
+        let owned = self.owned(memory, &range)?;
         if !out.spilled.is_empty() || !self.send(out, lane, to, seq, &owned)? {
             out.spilled.push_back(owned);
             self.under_way.spilled.fetch_add(1, Ordering::Relaxed);

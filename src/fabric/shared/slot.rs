@@ -5,12 +5,17 @@
 //! or not the first one is looking.
 //!
 //! ```text
-//!              arm (target)             put (source): copies
-//!   EMPTY(g) ---------------> ARMED(g) ----------------------.
-//!      |                                                     v
-//!      |  put (source)          arm (target): copies      FILLED(g) --- wait (target) ---> EMPTY(g+1)
-//!      `---------------> OFFERED(g) -------------------------^
+//!              arm (target)           put (source): copies
+//!   EMPTY(g) ---------------> ARMED(g) -------------------> FILLED(g) --- wait (target) ---> EMPTY(g+1)
+//!      |                        |                              ^                                 ^
+//!      |                        `--------> CARRIED(g) ---------|----- wait (target): copies -----'
+//!      |  put (source)            put of few bytes             |
+//!      `---------------> OFFERED(g) ---------------------------'
+//!                                      arm (target): copies
 //! ```
+//!
+//! A put of at most [`FEW`] bytes into an armed range travels in the slot itself: one cache line goes from core to core
+//! then, not two.
 //!
 //! Only the first step out of `EMPTY` is contended: it is a compare-and-swap. Every other step has one
 //! party that may take it. Each side writes only its own fields, before the release that publishes them.
@@ -31,10 +36,14 @@ const EMPTY: u64 = 0;
 const ARMED: u64 = 1;
 const OFFERED: u64 = 2;
 const FILLED: u64 = 3;
+const CARRIED: u64 = 4;
+
+/// Bytes that a slot carries.
+pub const FEW: usize = 24;
 
 /// State of slot `i`'s ring position in the round that `i` belongs to. All zeros is `EMPTY` of round 0.
 fn state(i: u64, code: u64) -> u64 {
-    (i / SLOTS) << 2 | code
+    (i / SLOTS) << 3 | code
 }
 
 /// One meeting place, a cache line of its own.
@@ -48,6 +57,8 @@ struct Slot {
     /// Written by the source: where the bytes are, and how many.
     put_at: AtomicU64,
     put_len: AtomicU64,
+    /// Written by the source: the bytes themselves, when they are few.
+    few: [AtomicU64; FEW / 8],
 }
 
 /// The ring. Valid when all zeros.
@@ -70,7 +81,7 @@ pub struct Span {
 pub enum Meeting {
     /// The other side has not come: it will copy.
     First,
-    /// The other side waits with this range: copy now, then [`Stream::fill`].
+    /// The other side waits with this range: copy now, then [`Stream::fill`]; or, for the source, [`Stream::carry`].
     Second(Span),
     /// The slot still serves an earlier round: come again later.
     Full,
@@ -81,6 +92,11 @@ pub enum Meeting {
 impl Stream {
     fn slot(&self, i: u64) -> &Slot {
         &self.slots[(i % SLOTS) as usize]
+    }
+
+    /// The source is about to come with put `i`: brings the slot to this core meanwhile.
+    pub fn expect(&self, i: u64) {
+        prefetch_to_write(self.slot(i));
     }
 
     /// The source comes with put `i`.
@@ -128,10 +144,36 @@ impl Stream {
         slot.state.store(state(i, FILLED), Ordering::Release);
     }
 
+    /// Instead of copying, the source leaves `bytes`, at most [`FEW`], in the slot.
+    pub fn carry(&self, i: u64, bytes: &[u8]) {
+        let slot = self.slot(i);
+        let mut words = [0; FEW];
+        words[..bytes.len()].copy_from_slice(bytes);
+        for (word, bytes) in slot.few.iter().zip(words.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+        slot.put_len.store(bytes.len() as u64, Ordering::Relaxed);
+        slot.state.store(state(i, CARRIED), Ordering::Release);
+    }
+
     /// For the target: the length of put `i` once its bytes are there.
     pub fn filled(&self, i: u64) -> Option<u64> {
         let slot = self.slot(i);
-        (slot.state.load(Ordering::Acquire) == state(i, FILLED)).then(|| slot.put_len.load(Ordering::Relaxed))
+        let now = slot.state.load(Ordering::Acquire);
+        (now == state(i, FILLED) || now == state(i, CARRIED)).then(|| slot.put_len.load(Ordering::Relaxed))
+    }
+
+    /// For the target, of a filled `i`: its bytes, and more behind them, if the slot carries them.
+    pub fn carried(&self, i: u64) -> Option<[u8; FEW]> {
+        let slot = self.slot(i);
+        if slot.state.load(Ordering::Acquire) != state(i, CARRIED) {
+            return None;
+        }
+        let mut bytes = [0; FEW];
+        for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(&slot.few) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        Some(bytes)
     }
 
     /// The target has taken note of put `i`: the slot is free for `i + SLOTS`.
@@ -148,6 +190,24 @@ impl Stream {
     pub fn has_put(&self, i: u64) -> bool {
         self.slot(i).state.load(Ordering::Acquire) != state(i, ARMED)
     }
+}
+
+/// Fetches a cache line that this core is about to write.
+fn prefetch_to_write<T>(at: &T) {
+    let at = std::ptr::from_ref(at);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which reads and writes nothing.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_ET0>(at.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
 }
 
 impl Slot {
@@ -176,6 +236,16 @@ mod loom_tests {
     const PUTS: usize = 2;
 
     impl World {
+        /// The source comes second: the first put is copied, the second carried.
+        fn send(&self, i: u64) {
+            if i == 0 {
+                return self.copy(i);
+            }
+            // SAFETY: what the model is to prove.
+            let word = self.source[i as usize].with(|p| unsafe { *p });
+            self.stream.carry(i, &word.to_ne_bytes());
+        }
+
         /// Whoever comes second.
         fn copy(&self, i: u64) {
             // SAFETY: what the model is to prove.
@@ -208,7 +278,7 @@ mod loom_tests {
                             Meeting::First => break,
                             Meeting::Second(to) => {
                                 assert_eq!(to, Span { at: 100 + i, len: 20 });
-                                theirs.copy(i);
+                                theirs.send(i);
                                 break;
                             }
                             Meeting::Full => loom::thread::yield_now(),
@@ -237,7 +307,15 @@ mod loom_tests {
                 while world.stream.filled(i).is_none() {
                     loom::thread::yield_now();
                 }
-                assert_eq!(world.stream.filled(i), Some(10 + i));
+                match world.stream.carried(i) {
+                    None => assert_eq!(world.stream.filled(i), Some(10 + i)),
+                    Some(bytes) => {
+                        assert_eq!(world.stream.filled(i), Some(8));
+                        let word = u64::from_ne_bytes(*bytes.first_chunk().unwrap());
+                        // SAFETY: as above.
+                        world.target[i as usize].with_mut(|p| unsafe { *p = word });
+                    }
+                }
                 // SAFETY: as above.
                 assert_eq!(world.target[i as usize].with(|p| unsafe { *p }), 10 + i);
                 world.stream.release(i);
@@ -275,6 +353,19 @@ mod tests {
         s.fill(1, 31);
         assert!(s.is_taken(1));
         assert_eq!(s.filled(1), Some(31));
+        assert_eq!(s.carried(1), None);
+
+        for (i, few) in (2..).zip([&b""[..], b"short", &[7; FEW]]) {
+            assert_eq!(s.arm(i, span(50)), Meeting::First);
+            s.expect(i);
+            assert_eq!(s.put(i, span(60)), Meeting::Second(span(50)));
+            s.carry(i, few);
+            assert!(s.is_taken(i) && s.has_put(i));
+            assert_eq!(s.filled(i), Some(few.len() as u64));
+            assert_eq!(&s.carried(i).unwrap()[..few.len()], few);
+            s.release(i);
+            assert_eq!((s.filled(i), s.carried(i)), (None, None));
+        }
     }
 
     #[test]

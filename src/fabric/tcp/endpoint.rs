@@ -216,7 +216,7 @@ impl Endpoint {
         mut late: impl FnMut(&mut Engine, Duration) -> Option<Error>,
     ) -> Result<()> {
         let began = Instant::now();
-        let (mut round, mut slept) = (0u32, false);
+        let mut slept = false;
         // Where ranks share cores, sleep at once: what a yield is worth is the scheduler's mood.
         let spins = !self.crowded && self.spins.next();
         let spin = if spins { SPIN } else { Duration::ZERO };
@@ -235,12 +235,9 @@ impl Endpoint {
                 }
                 return end;
             }
-            round += 1;
             let waited = began.elapsed();
             if waited < spin {
-                if round.is_multiple_of(16) {
-                    engine.serve_all();
-                }
+                engine.sweep_if_late();
                 drop(engine);
                 std::hint::spin_loop();
                 continue;

@@ -17,7 +17,7 @@ use crate::fabric::rendezvous::door::poll;
 
 /// Bytes that one connection moves before it is another's turn.
 const TURN: usize = 1 << 20;
-/// A rank that passes frames on looks for them so often while it looks for its own.
+/// While a rank looks for the bytes of one peer, it looks for those of others so often.
 const SWEEP: Duration = Duration::from_micros(50);
 
 /// A connection to another rank.
@@ -242,8 +242,8 @@ impl Engine {
     /// Moves what there is to move between this rank and `peer`; now and then between others too, if it
     /// goes through here.
     pub fn serve(&mut self, peer: usize) {
-        if self.job.is_relay() && self.swept.elapsed() >= SWEEP {
-            self.serve_all();
+        if self.job.is_relay() {
+            self.sweep_if_late();
         }
         for turn in 0..self.of[peer].len() {
             self.receive(self.of[peer][turn]);
@@ -316,6 +316,13 @@ impl Engine {
         let mut fds = self.fds();
         poll(&mut fds, Duration::ZERO);
         self.serve_ready(&fds);
+    }
+
+    /// [`Engine::serve_all`], now and then, where there are others than the one that is served all the time.
+    pub fn sweep_if_late(&mut self) {
+        if self.links.len() > 1 && self.swept.elapsed() >= SWEEP {
+            self.serve_all();
+        }
     }
 
     /// How often to show that this rank lives.

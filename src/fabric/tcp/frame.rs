@@ -3,6 +3,7 @@
 //! A header names the ranks that a frame is from and for, so that a rank in between can pass it on.
 
 use crate::fabric::Lane;
+use crate::fabric::checksum;
 
 /// Length of an encoded header.
 pub const HEADER: usize = 48;
@@ -71,7 +72,7 @@ impl Header {
         bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.total.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.crc.unwrap_or(0).to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..44]);
+        let crc = checksum::crc32c(&bytes[..44]);
         bytes[44..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
@@ -81,7 +82,7 @@ impl Header {
     pub fn decode(bytes: &[u8; HEADER]) -> Result<Header, &'static str> {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-        if crc32c::crc32c(&bytes[..44]) != u32_at(44) {
+        if checksum::crc32c(&bytes[..44]) != u32_at(44) {
             return Err("a header with a wrong checksum");
         }
         let kind = match bytes[0] {

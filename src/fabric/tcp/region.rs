@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::fabric::checksum;
 use crate::fabric::{Memory, rules};
 
 /// Bytes `at .. at + len` of some memory, which are inside it.
@@ -51,6 +52,6 @@ impl Region {
         // SAFETY: inside the memory and initialised. Nobody writes meanwhile: the range is being put, or has
         // just been filled by the transport itself.
         let bytes = unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) };
-        crc32c::crc32c_append(crc, bytes)
+        checksum::crc32c_append(crc, bytes)
     }
 }

@@ -3,6 +3,7 @@
 use super::Wrong;
 use super::frame::{HEADER, Header};
 use super::incoming::Place;
+use crate::fabric::checksum;
 
 /// Headers and small puts are received here, several at a time.
 const ROOM: usize = 8 << 10;
@@ -40,7 +41,7 @@ impl Body {
         if self.header.crc.is_some() {
             self.crc = match &self.place {
                 Place::Armed(region) => region.part(self.got, n).crc(self.crc),
-                Place::Kept(bytes) => crc32c::crc32c_append(self.crc, &bytes[self.got..self.got + n]),
+                Place::Kept(bytes) => checksum::crc32c_append(self.crc, &bytes[self.got..self.got + n]),
             };
         }
         self.got += n;

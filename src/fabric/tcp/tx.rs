@@ -6,6 +6,7 @@ use super::frame::{HEADER, Header};
 use super::outgoing::Piece;
 use super::region::Region;
 use crate::fabric::Lane;
+use crate::fabric::checksum;
 
 /// Frames are taken up while fewer bytes than this are to be written: what comes later waits for them.
 const AHEAD: usize = 256 << 10;
@@ -25,7 +26,7 @@ pub struct Frame {
 impl Frame {
     /// A frame with few bytes, not of a put.
     pub fn own(header: Header, bytes: Vec<u8>) -> Self {
-        let crc = (!bytes.is_empty()).then(|| crc32c::crc32c(&bytes));
+        let crc = (!bytes.is_empty()).then(|| checksum::crc32c(&bytes));
         let header = Header { len: bytes.len() as u32, crc, ..header };
         Frame { head: header.encode(), body: Body::Own(bytes) }
     }

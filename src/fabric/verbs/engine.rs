@@ -10,6 +10,7 @@ use super::nic::{Completion, Nic, Operation};
 use super::protocol::wire::{self, CABLES, SLOT};
 use super::protocol::{Action, Fault, Mode, Pair, Settings};
 use super::trouble::{Refusal, Step};
+use crate::fabric::checksum;
 use crate::fabric::{Lane, Memory};
 
 // A request's id: what it is, whose, on which cable, and its number.
@@ -299,7 +300,7 @@ fn act(peer: &mut Peer, nics: &mut [Nic], bytes: &mut Moved, now: Instant) -> Re
             Action::Verify { cable, chunk, sum } => {
                 // SAFETY: a part of an armed range that has landed: the device writes there no more, the program waits.
                 let came = unsafe { std::slice::from_raw_parts(chunk.at as *const u8, chunk.len) };
-                let is_right = !peer.pair.checksums() || crc32c::crc32c(came) == sum;
+                let is_right = !peer.pair.checksums() || checksum::crc32c(came) == sum;
                 peer.pair.on_verified(cable, is_right).map_err(fault)?;
             }
             Action::Receive { cable, chunk } => {
@@ -335,7 +336,7 @@ fn act(peer: &mut Peer, nics: &mut [Nic], bytes: &mut Moved, now: Instant) -> Re
                         bytes.carried += chunk.len as u64;
                         // SAFETY: as above; reading while the device reads is fine.
                         let sent = unsafe { std::slice::from_raw_parts(chunk.at as *const u8, chunk.len) };
-                        let sum = if peer.pair.checksums() { crc32c::crc32c(sent) } else { 0 };
+                        let sum = if peer.pair.checksums() { checksum::crc32c(sent) } else { 0 };
                         peer.pair.on_sent(cable, sum);
                     }
                     Err(refusal) if refusal.is_full() => {

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use super::wire::{self, CABLES, SLOT};
 use super::*;
 use crate::fabric::Lane;
+use crate::fabric::checksum;
 
 /// A small generator: a seed is a run.
 struct Random(u64);
@@ -207,7 +208,7 @@ impl Net {
                     self.sides[s].at(at, data.len()).copy_from_slice(&data);
                 }
                 Action::Verify { cable, chunk, sum } => {
-                    let right = crc32c::crc32c(self.sides[s].at(chunk.at, chunk.len)) == sum;
+                    let right = checksum::crc32c(self.sides[s].at(chunk.at, chunk.len)) == sum;
                     self.sides[s].pair.on_verified(cable, right)?;
                 }
                 Action::Receive { cable, chunk } => {
@@ -256,7 +257,7 @@ impl Net {
             return self.sides[s].pair.on_send_refused(cable);
         }
         let mut bytes = self.sides[s].at(chunk.at, chunk.len).to_vec();
-        let sum = crc32c::crc32c(&bytes);
+        let sum = checksum::crc32c(&bytes);
         if mode == Mode::Write {
             assert_eq!(
                 chunk.key,

@@ -9,6 +9,7 @@
 //! Little-endian. The peer is authenticated (rendezvous), not trusted to be free of faults: everything is checked.
 
 use crate::fabric::Lane;
+use crate::fabric::checksum;
 
 /// A control slot: one frame of the device.
 pub const SLOT: usize = 4096;
@@ -155,7 +156,7 @@ pub fn write(header: &Header, body: &Body, out: &mut [u8; SLOT]) -> usize {
 pub fn seal(message: &mut [u8]) {
     let body = (message.len() - HEADER) as u16;
     message[6..8].copy_from_slice(&body.to_le_bytes());
-    let sum = crc32c::crc32c(&message[4..]);
+    let sum = checksum::crc32c(&message[4..]);
     message[..4].copy_from_slice(&sum.to_le_bytes());
 }
 
@@ -184,7 +185,7 @@ pub fn read(message: &[u8]) -> Option<(Header, Body)> {
     let mut r = Reader(message);
     let sum = r.u32()?;
     let body = usize::from(u16::from_le_bytes([message[6], message[7]]));
-    if HEADER + body != message.len() || crc32c::crc32c(&message[4..]) != sum {
+    if HEADER + body != message.len() || checksum::crc32c(&message[4..]) != sum {
         return None;
     }
     let (kind, which) = (message[4], message[5]);
