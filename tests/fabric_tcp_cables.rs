@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fulmen::comm::{BcastLane, Group, PanelBcast, Topology};
-use fulmen::fabric::rendezvous::{Secret, in_process};
+use fulmen::fabric::rendezvous::{Rendezvous, Secret, in_process};
 use fulmen::fabric::{Bounds, Buf, Fabric, Lane, Memory, Ticket, tcp};
 use fulmen::{Error, Result};
 
@@ -196,6 +196,48 @@ fn relays_that_compute_pass_on() {
         Ok(())
     });
     results.into_iter().for_each(Result::unwrap);
+}
+
+/// A rank that has left stays for as long as others work, in its sight or not, and gives up one that neither works nor leaves.
+#[test]
+fn who_neither_works_nor_leaves_is_named() {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    const PAUSE: Duration = Duration::from_millis(250);
+    let rank = |fabric: Arc<dyn Fabric>| {
+        let me = fabric.rank();
+        if me == 0 {
+            return Ok(()); // it passes on, or has nothing more to do with the others
+        }
+        let mut buf = Buf::<u64>::zeros(&*fabric, 2)?;
+        for _ in 0..12 {
+            let other = 3 - me;
+            buf.arm(&*fabric, Lane::PANEL, other, 1..2)?;
+            buf.put(&*fabric, Lane::PANEL, other, 0..1)?;
+            buf.wait(&*fabric, Lane::PANEL, other)?;
+            buf.flush(&*fabric)?;
+            std::thread::sleep(PAUSE);
+        }
+        if me == 1 {
+            std::thread::sleep(PATIENCE * 2); // stuck
+            let error = fabric.poll().expect_err("nobody gives up rank 1").to_string();
+            let loss = "lives but sent nothing for 2.";
+            assert!(error.contains("rank 1 (") && error.contains(loss), "{error}");
+            assert!(error.contains("while leaving the job"), "{error}");
+        }
+        Ok(())
+    };
+    let job = |order: &'static [usize]| {
+        let reach = Some(Cabling { order, ring: false }.reach());
+        let bounds = Bounds { patience: PATIENCE, ..bounds() };
+        let options = tcp::Options { bounds, reach, ..tcp::Options::default() };
+        let connect =
+            |rendezvous: &mut dyn Rendezvous, secret: Secret| tcp::connect(rendezvous, secret, &options);
+        ranks::threads(3, connect, rank).into_iter().for_each(Result::unwrap);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| job(&[1, 0, 2]));
+        job(&[0, 1, 2]);
+    });
 }
 
 /// Panels from every root in turn, several under way, along the cables: everyone gets each, and a root is not

@@ -144,7 +144,7 @@ pub struct Cli {
     #[arg(long, value_parser = kernels, value_name = "KERNELS", help_heading = MACHINE)]
     pub kernels: Option<String>,
 
-    /// A rank that gives no sign of life for this long is lost
+    /// A rank that gives no sign of life is found to be lost within this time (across hosts, the job is over by then)
     #[arg(long, allow_negative_numbers = true, value_parser = seconds, value_name = "SECONDS", default_value = "10", help_heading = MACHINE)]
     pub silence: Option<Duration>,
 

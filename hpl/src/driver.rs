@@ -10,6 +10,10 @@ use crate::settings::Settings;
 /// Measures, starts and solves. The program calls in this order: [`Driver::calibrate`] once,
 /// [`Driver::start`] once (never for `--check`), [`Driver::solve`] once a run.
 pub trait Driver {
+    /// What is left to do if this process ends with a job that has failed, because it computes and does not hear of it: told
+    /// once, before all else. A driver that hears of every failure in time drops it.
+    fn at_failure(&mut self, _end: Box<dyn FnOnce(&Error) + Send>) {}
+
     /// Makes the kernels ready, tests them, and measures dgemm on `ranks` × `threads` of this machine.
     /// `kernels` is the user's words: `native`, `reference`, `blas`, `blas:PATH`.
     ///

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use fulmen::comm::{Cables, Group};
-use fulmen::fabric::Fabric;
+use fulmen::fabric::{Bounds, Fabric};
 use fulmen::job::Job;
 use fulmen::job::env::Starter;
 use fulmen::{Error, Result, Setup, World};
@@ -63,7 +63,7 @@ pub fn run(job: Job) -> ExitCode {
     }
     // A launcher of ours watches with a bound of its own.
     if let (Some(silence), false) = (given.and_then(|c| c.silence), is_ours(&job)) {
-        bounds.silence = silence;
+        bounds.silence = Bounds::over_within(silence).silence;
     }
     let own_threads = match given.and_then(|c| c.threads) {
         Some(_) => None,
@@ -345,6 +345,10 @@ impl Lead {
 }
 
 impl Driver for Lead {
+    fn at_failure(&mut self, end: Box<dyn FnOnce(&Error) + Send>) {
+        self.member.job.last_words(end);
+    }
+
     fn calibrate(&mut self, kernels: &str, ranks: usize, threads: usize) -> Result<report::Job> {
         let measured = (|| {
             self.member.order(&Order::Calibrate { kernels: kernels.into(), threads })?;

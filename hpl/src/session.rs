@@ -41,6 +41,11 @@ pub fn run(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> St
 
 fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Result<Status, Failure> {
     let open = Open::watched();
+    let at_failure = open.clone();
+    driver.at_failure(Box::new(move |e| {
+        let failure = Failure::Error(e.clone());
+        at_failure.break_off(failure.status(), &failure.to_string());
+    }));
     let mut request = settings::request(cli, folder)?;
     if !cli.check {
         request.must_be_startable(host)?;
@@ -118,18 +123,23 @@ impl Open {
                 std::thread::sleep(IN_ORDER);
             }
             say("hpl-run: interrupted");
-            // Whoever writes to a pipe that nobody reads has the lock and does not come back.
-            for _ in 0..20 {
-                if let Ok(mut reports) = at_signal.reports.try_lock() {
-                    if let Some(reports) = reports.take() {
-                        reports.break_off(Status::Interrupted, "interrupted");
-                    }
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(100));
-            }
+            at_signal.break_off(Status::Interrupted, "interrupted");
         });
         open
+    }
+
+    /// Keeps what there is, on a thread of its own; the program ends then.
+    fn break_off(&self, status: Status, reason: &str) {
+        // Whoever writes to a pipe that nobody reads has the lock and does not come back.
+        for _ in 0..20 {
+            if let Ok(mut reports) = self.reports.try_lock() {
+                if let Some(reports) = reports.take() {
+                    reports.break_off(status, reason);
+                }
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     fn put(&self, reports: Reports, fabric: Fabric) {

@@ -93,6 +93,13 @@ impl Default for Bounds {
     }
 }
 
+impl Bounds {
+    /// With these a job that loses a rank is over within this time: 7/10 of it for its discovery, the rest for all ranks to end.
+    pub fn over_within(time: Duration) -> Self {
+        Bounds { silence: time * 7 / 10, ..Bounds::default() }
+    }
+}
+
 /// Whether so many ranks have no core each on this host.
 pub(crate) fn is_crowded(ranks: usize) -> bool {
     ranks > std::thread::available_parallelism().map_or(1, usize::from)

@@ -5,6 +5,7 @@
 //! address comes from `torchrun`'s or Slurm's variables or FULMEN_RENDEZVOUS, and the secret from
 //! FULMEN_SECRET_FILE, a file that the user has made. Nothing is derived from what others can see.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -16,12 +17,61 @@ use sha2::{Digest, Sha256};
 
 use super::env::{Place, RENDEZVOUS, SECRET_FILE, Starter};
 use crate::error::{Error, Result};
+use crate::fabric::host_name;
 use crate::fabric::rendezvous::{AtRankZero, Secret};
 
 /// Between two looks for the file, or tries to reach rank 0.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Meets the other ranks of a job; ends by `limit`.
+/// Who waits for so long says for whom.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// A wait for other ranks, which is not to be a silent one.
+struct Wait {
+    me: String,
+    size: usize,
+    place: String,
+    began: Instant,
+    limit: Duration,
+    told: Cell<bool>,
+}
+
+impl Wait {
+    fn begin(place: &Place, at: &str, limit: Duration) -> Wait {
+        let me = format!("rank {} ({})", place.rank, host_name());
+        Wait { me, size: place.size, place: at.into(), began: Instant::now(), limit, told: Cell::new(false) }
+    }
+
+    /// What is to be said now, if anything: once.
+    fn words(&self, missing: &[usize]) -> Option<String> {
+        let waited = self.began.elapsed();
+        if missing.is_empty() || waited < QUIET || self.told.replace(true) {
+            return None;
+        }
+        let some: Vec<String> = missing.iter().take(8).map(usize::to_string).collect();
+        let more = missing.len().saturating_sub(some.len());
+        let who = match missing.len() {
+            1 => format!("rank {}", some[0]),
+            _ if more > 0 => format!("ranks {} and {more} more", some.join(", ")),
+            _ => format!("ranks {}", some.join(", ")),
+        };
+        Some(format!(
+            "fulmen: {} waits for {who} of {} at {}, and gives up in {:.0} s",
+            self.me,
+            self.size,
+            self.place,
+            self.limit.saturating_sub(waited).as_secs_f64()
+        ))
+    }
+
+    fn look(&self, missing: &[usize]) {
+        if let Some(words) = self.words(missing) {
+            let _ = writeln!(std::io::stderr(), "{words}");
+        }
+    }
+}
+
+/// Meets the other ranks of a job; ends by `limit`. After some seconds it says on stderr who is waited for.
 ///
 /// # Errors
 /// When the environment does not say enough ([`Error::Argument`]) or someone does not come.
@@ -76,6 +126,8 @@ fn read_secret(file: &Path) -> Result<Secret> {
 fn at_address(place: &Place, host: &str, port: u16, secret: &Secret, limit: Duration) -> Result<AtRankZero> {
     let shown = format!("{host}:{port}");
     let until = Instant::now() + limit;
+    let wait = Wait::begin(place, &shown, limit);
+    let missing = |ranks: &[usize]| wait.look(ranks);
     if place.rank == 0 {
         let mut addresses: Vec<SocketAddr> = resolve(host, port).unwrap_or_default();
         // Some systems give their own name a loopback address, where nobody else can come.
@@ -86,7 +138,9 @@ fn at_address(place: &Place, host: &str, port: u16, secret: &Secret, limit: Dura
         let mut last = None;
         for address in &addresses {
             match TcpListener::bind(address) {
-                Ok(listener) => return AtRankZero::host(listener, place.size, secret, limit),
+                Ok(listener) => {
+                    return AtRankZero::host_watched(listener, place.size, secret, limit, &missing);
+                }
                 Err(e) => last = Some(e),
             }
         }
@@ -103,9 +157,12 @@ fn at_address(place: &Place, host: &str, port: u16, secret: &Secret, limit: Dura
         match resolve(host, port) {
             Ok(all) => {
                 let left = until.saturating_duration_since(Instant::now());
-                return AtRankZero::join(&all, place.rank, place.size, secret, left);
+                return AtRankZero::join_watched(&all, place.rank, place.size, secret, left, &missing);
             }
-            Err(_) if Instant::now() + PAUSE < until => std::thread::sleep(PAUSE * 10),
+            Err(_) if Instant::now() + PAUSE < until => {
+                missing(&[0]);
+                std::thread::sleep(PAUSE * 10);
+            }
             Err(e) => {
                 return Err(Error::Unreachable {
                     what: format!("rank {} does not find rank 0 at {shown}: {e}", place.rank),
@@ -202,12 +259,15 @@ fn host(place: &Place, file: &Path, limit: Duration) -> Result<(AtRankZero, Secr
     });
     written.and_then(|()| fs::rename(&part, file)).map_err(system)?;
     let _note = Note(file.to_path_buf());
-    Ok((AtRankZero::host(listener, place.size, &secret, limit)?, secret))
+    let wait = Wait::begin(place, &file.display().to_string(), limit);
+    let met = AtRankZero::host_watched(listener, place.size, &secret, limit, &|missing| wait.look(missing))?;
+    Ok((met, secret))
 }
 
 fn join(place: &Place, file: &Path, limit: Duration) -> Result<(AtRankZero, Secret)> {
     let until = Instant::now() + limit;
     let mut last = format!("rank 0 has left no word at {}", file.display());
+    let wait = Wait::begin(place, &file.display().to_string(), limit);
     loop {
         let mut bytes = vec![];
         let read = File::open(file).and_then(|f| f.take(35).read_to_end(&mut bytes));
@@ -240,6 +300,7 @@ fn join(place: &Place, file: &Path, limit: Duration) -> Result<(AtRankZero, Secr
                 remedy: format!("see that rank 0 runs, on this host; or set {RENDEZVOUS} and {SECRET_FILE}"),
             });
         }
+        wait.look(&[0]);
         std::thread::sleep(PAUSE);
     }
 }
@@ -326,6 +387,20 @@ mod tests {
             error.exit_code() == 4 && error.to_string().contains("rank 0 has left no word at"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_wait_is_told_once_and_after_a_while() {
+        let wait = Wait::begin(&place(0, None, true), "h:7", Duration::from_secs(60));
+        assert_eq!(wait.words(&[1]), None);
+        let began = Instant::now().checked_sub(Duration::from_secs(6)).unwrap();
+        let late = Wait { began, ..wait };
+        let words = late.words(&[1, 2]).unwrap();
+        assert!(words.ends_with(" waits for ranks 1, 2 of 3 at h:7, and gives up in 54 s"), "{words}");
+        assert_eq!(late.words(&[1, 2]), None);
+        let many = Wait { told: Cell::new(false), ..late };
+        let words = many.words(&(1..20).collect::<Vec<_>>()).unwrap();
+        assert!(words.contains("ranks 1, 2, 3, 4, 5, 6, 7, 8 and 11 more of 3"), "{words}");
     }
 
     #[test]

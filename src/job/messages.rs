@@ -1,7 +1,9 @@
 //! What launcher, agents and ranks tell each other, and how it stands on a stream.
 //!
 //! ```text
-//! launcher ◀── Up / Down, over ssh's stdin and stdout ──▶ agent (one a host) ◀── FromRank / ToRank, a socket ──▶ rank
+//! launcher ◀── Up / Order, over ssh's stdin and stdout ──▶ agent (one a host) ◀── FromRank / ToRank, a socket ──▶ rank
+//!                                                        ▲
+//!                                                        └── Up / Order ──▶ agents of further hosts, where there are many
 //! ```
 //!
 //! A frame is its length (4 bytes, little-endian) and a message in postcard's encoding. A stream begins with
@@ -17,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The first line of every stream. The first number goes up whenever a message changes.
-pub const GREETING: &str = concat!("fulmen job 1 ", env!("CARGO_PKG_VERSION"), "\n");
+pub const GREETING: &str = concat!("fulmen job 2 ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// No frame is longer: the words of 4096 ranks at 16 KiB each.
 pub const LONGEST: usize = 64 << 20;
@@ -164,17 +166,41 @@ pub struct Program {
     pub args: Vec<Vec<u8>>,
 }
 
+/// A host and what is of its own in the job.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Place {
+    /// The number of its agent.
+    pub host: u32,
+    /// Its name, as the user calls it.
+    pub name: String,
+    /// Its ranks.
+    pub ranks: Vec<RankStart>,
+    /// Variables to set there, beside those of all.
+    pub vars: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Hosts whose agents another starts, and how.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Below {
+    /// The hosts.
+    pub hosts: Vec<Place>,
+    /// So many of them are reached directly at most, the others through them.
+    pub fan_out: u32,
+    /// What starts a command on a host: program and arguments; host and command follow.
+    pub ssh: Vec<String>,
+    /// Where the agent is on these hosts; `None`: it and the program are copied there.
+    pub agent: Option<Vec<u8>>,
+}
+
 /// An agent's task.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Start {
-    /// The agent's number.
-    pub host: u32,
-    /// The host's name, as the user calls it.
-    pub name: String,
+    /// The agent's host.
+    pub place: Place,
+    /// Further hosts that it starts agents on.
+    pub below: Below,
     /// The job, for the ranks.
     pub welcome: Welcome,
-    /// This host's ranks.
-    pub ranks: Vec<RankStart>,
     /// What they run.
     pub program: Program,
     /// The folder to start in.
@@ -203,7 +229,7 @@ pub enum Stream {
     Err,
 }
 
-/// From an agent.
+/// From an agent, or through it from one below.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Up {
     /// Its number.
@@ -274,6 +300,8 @@ pub enum News {
         /// Why.
         why: String,
     },
+    /// Of an agent below, by the one that has started it: the connection to it has ended; what ssh said, and how it ended.
+    Lost(String),
     /// The agent lives.
     Beat,
 }

@@ -9,6 +9,7 @@ mod direct;
 pub mod env;
 mod links;
 pub mod messages;
+mod overdue;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use self::control::Control;
 use self::env::{Place, Starter, Variables};
 use self::messages::Complaint;
+use self::overdue::LastWords;
 use crate::error::{Error, Result};
 use crate::fabric::rendezvous::{Rendezvous, Secret};
 use crate::fabric::{Bounds, Fabric, host_name, mem, mixed};
@@ -32,6 +34,7 @@ pub struct Job {
     way: Way,
     /// What joins this rank to the others, once it does.
     steps: OnceLock<Vec<mixed::Step>>,
+    last_words: Arc<Mutex<Option<LastWords>>>,
 }
 
 /// How this rank meets the others.
@@ -85,23 +88,19 @@ impl Job {
                 ));
             }
             let secret = Secret::from_bytes(control.welcome.secret.0);
-            return Ok(Job {
-                place,
-                hosts,
-                secret,
-                way: Way::Launched(Mutex::new(control)),
-                steps: OnceLock::new(),
-            });
+            return Ok(Job::new(place, hosts, secret, Way::Launched(Mutex::new(control))));
         }
         if place.size == 1 {
-            let (hosts, secret) = (vec![host_name()], Secret::random()?);
-            return Ok(Job { place, hosts, secret, way: Way::Alone, steps: OnceLock::new() });
+            return Ok(Job::new(place, vec![host_name()], Secret::random()?, Way::Alone));
         }
         let (mut met, secret) = direct::meet(&place, secret_file, MEETING)?;
         let hosts = met.all_gather(host_name().as_bytes())?;
         let hosts = hosts.iter().map(|h| String::from_utf8_lossy(h).into_owned()).collect();
-        let way = Way::Direct(Mutex::new(Box::new(met)));
-        Ok(Job { place, hosts, secret, way, steps: OnceLock::new() })
+        Ok(Job::new(place, hosts, secret, Way::Direct(Mutex::new(Box::new(met)))))
+    }
+
+    fn new(place: Place, hosts: Vec<String>, secret: Secret, way: Way) -> Job {
+        Job { place, hosts, secret, way, steps: OnceLock::new(), last_words: Arc::default() }
     }
 
     /// This rank, from 0.
@@ -136,14 +135,13 @@ impl Job {
         self.local().1 == self.size()
     }
 
-    /// Deadlines that go with the launcher's: a fabric's waits end a little after what the agents watch.
+    /// Deadlines with which a job that loses a rank is over in time: when `fulmen-run` was told (`--silence`), else in 10 s.
     pub fn bounds(&self) -> Bounds {
         match &self.way {
             Way::Launched(control) => {
-                let bound = Duration::from_millis(lock(control).welcome.bound_ms);
-                Bounds { silence: bound * 7 / 10, ..Bounds::default() }
+                Bounds::over_within(Duration::from_millis(lock(control).welcome.bound_ms))
             }
-            _ => Bounds::default(),
+            _ => Bounds::over_within(Bounds::default().silence),
         }
     }
 
@@ -160,6 +158,9 @@ impl Job {
     /// Connects this rank with all others, each pair by the best that joins it, and breaks that when the launcher ends
     /// the job. Collective. `options`: [`Job::options`], or others; the hosts' names are the job's.
     ///
+    /// When the job fails, a rank that still has its fabric a quarter of the silence bound later ends: `fulmen-run` sees to that,
+    /// or, where others have started the ranks, the rank itself, after its [`Job::last_words`].
+    ///
     /// # Errors
     /// As [`mixed::connect`].
     pub fn connect(&self, options: &mixed::Options) -> Result<Arc<dyn Fabric>> {
@@ -175,6 +176,11 @@ impl Job {
                 let connected = mixed::connect(&mut meeting, &self.secret, &options)?;
                 if connected.steps.iter().any(|step| step.over == mixed::Transport::Verbs) {
                     self.keep(Some("it holds RDMA devices"));
+                }
+                if let Way::Direct(_) = &self.way {
+                    let me = format!("rank {} ({})", self.rank(), self.host(self.rank()));
+                    let silence = options.tcp.bounds.silence;
+                    overdue::watch(&connected, silence, Arc::clone(&self.last_words), me)?;
                 }
                 // The first connection's count: there is one.
                 let _ = self.steps.set(connected.steps);
@@ -213,6 +219,12 @@ impl Job {
             let words = if said { String::new() } else { error.to_string() };
             lock(control).fail(Complaint { code: error.exit_code(), follows, words });
         }
+    }
+
+    /// What is left to do before this process ends with the job because it has not heard of the job's failure in time.
+    /// It runs on a thread of its own, while the rank computes, and takes a moment at most.
+    pub fn last_words(&self, words: impl FnOnce(&Error) + Send + 'static) {
+        *lock(&self.last_words) = Some(Box::new(words));
     }
 
     /// Tells the launcher whether this rank must never be killed hard, and why: it holds what a killed process

@@ -106,6 +106,11 @@ pub struct Cli {
     #[arg(long, value_name = "CMD")]
     pub ssh: Option<String>,
 
+    /// So many hosts are reached directly; where there are more, each of these reaches some of the others, which it must be able
+    /// to do over ssh as well
+    #[arg(long, value_name = "HOSTS", default_value = "64", value_parser = clap::value_parser!(u32).range(1..))]
+    pub fan_out: u32,
+
     /// Where fulmen-run is on the other hosts [default: where it is on this one]
     #[arg(long, value_name = "PATH", conflicts_with = "copy")]
     pub agent_path: Option<PathBuf>,

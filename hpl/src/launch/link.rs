@@ -1,19 +1,18 @@
-//! The connection to one agent: a child process (ssh, or the agent itself) with threads that read and write.
+//! The connection to one agent: a child process (ssh, or the agent itself) with threads that read and write. The launcher has
+//! some, and so has an agent with others below it.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmen::job::messages::{self, Frames, News, Stream, Up};
+use fulmen::job::messages::{self, Frames, Up};
 
 use super::agent::expect_greeting;
-use super::input::Credit;
 use super::outbox::Outbox;
 
 /// Of what ssh says the last lines are kept.
@@ -21,29 +20,12 @@ const LINES: usize = 40;
 /// After the end of its stream a child has so long to end by itself.
 pub const LINGER: Duration = Duration::from_secs(1);
 
-/// What comes from agents.
-#[derive(Debug)]
-pub enum Heard {
-    /// One said something.
-    News(usize, News),
-    /// Its connection has ended: what its child said last, and how it ended.
-    Gone(usize, Vec<String>, String),
-    /// What ranks write cannot be shown: why.
-    Mute(String),
-}
-
-/// A piece of a rank's output.
-pub type Piece = (u32, Stream, Vec<u8>);
-
-/// Where a link's reader takes things.
-#[derive(Clone)]
-pub struct Sinks {
-    /// News.
-    pub news: Sender<Heard>,
-    /// Output of ranks; waits when the user's terminal does.
-    pub output: SyncSender<Piece>,
-    /// What rank 0 has taken of its input.
-    pub credit: Credit,
+/// Who hears an agent.
+pub trait Hear: Send + 'static {
+    /// It, or one below it, says something. `false`: that nobody wants to hear.
+    fn take(&mut self, up: Up) -> bool;
+    /// The connection has ended: what the child said last, and how it ended.
+    fn gone(self, said: Vec<String>, status: String);
 }
 
 /// See the module.
@@ -59,16 +41,15 @@ pub struct Link {
 }
 
 impl Link {
-    /// Starts `command`, which is or leads to agent number `host`. `first` is written before anything else, without
-    /// the greeting: an agent that is to be copied.
+    /// Starts `command`, which is or leads to an agent. `first` is written before anything else, without the greeting: an
+    /// agent that is to be copied.
     ///
     /// # Errors
     /// The system's.
     pub fn start(
-        host: usize,
         mut command: Command,
         first: Option<Arc<Vec<u8>>>,
-        sinks: Sinks,
+        hear: impl Hear,
     ) -> std::io::Result<Link> {
         // A group of its own: the terminal's Ctrl-C is for the launcher alone.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -86,13 +67,12 @@ impl Link {
             let said = Arc::clone(&said);
             move || collect(stderr, &said)
         })?;
-        let reader = Reader {
-            host,
+        let mut reader = Reader {
             base,
             heard: Arc::clone(&heard),
             busy: Arc::clone(&busy),
             greeted: Arc::clone(&greeted),
-            sinks,
+            hear,
         };
         let outbox = Outbox::start("to agent", Patient { to: stdin, first, greeted })?;
         thread::Builder::new().name("from agent".into()).spawn({
@@ -108,18 +88,28 @@ impl Link {
                 }
                 let mut words: Vec<String> = lock(&said).iter().cloned().collect();
                 words.extend(strange.map(|e| e.to_string()));
-                let _ = reader.sinks.news.send(Heard::Gone(host, words, status));
+                reader.hear.gone(words, status);
             }
         })?;
         Ok(Link { outbox, child, base, heard, busy })
     }
 
-    /// When the agent was last heard.
+    /// The child's process, and its group.
+    pub fn pid(&self) -> u32 {
+        lock(&self.child).id()
+    }
+
+    /// When the agent, or one below it, was last heard.
     pub fn heard(&self) -> Instant {
-        match self.busy.load(Ordering::Relaxed) {
+        match self.is_busy() {
             true => Instant::now(),
             false => self.base + Duration::from_millis(self.heard.load(Ordering::Relaxed)),
         }
+    }
+
+    /// Whether whoever hears the agent takes his time with what it said.
+    pub fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed)
     }
 
     /// Whether the child has ended. Its stream may still be held by what it has started.
@@ -178,21 +168,20 @@ fn collect(from: impl Read, said: &Mutex<VecDeque<String>>) {
     }
 }
 
-struct Reader {
-    host: usize,
+struct Reader<H> {
     base: Instant,
     heard: Arc<AtomicU64>,
     busy: Arc<AtomicBool>,
     greeted: Arc<AtomicBool>,
-    sinks: Sinks,
+    hear: H,
 }
 
-impl Reader {
+impl<H: Hear> Reader<H> {
     fn note(&self) {
         self.heard.store(self.base.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    fn read(&self, mut from: ChildStdout) -> std::io::Result<()> {
+    fn read(&mut self, mut from: ChildStdout) -> std::io::Result<()> {
         let mut frames = Frames::default();
         match expect_greeting(&mut from, &mut frames) {
             // ssh's own words say why.
@@ -201,24 +190,13 @@ impl Reader {
         }
         self.greeted.store(true, Ordering::Release);
         self.note();
-        while let Some(Up { news, .. }) = messages::read(&mut from, &mut frames)? {
+        while let Some(up) = messages::read(&mut from, &mut frames)? {
+            self.busy.store(true, Ordering::Relaxed);
+            let wanted = self.hear.take(up);
             self.note();
-            match news {
-                News::Output { rank, stream, bytes } => {
-                    self.busy.store(true, Ordering::Relaxed);
-                    let sent = self.sinks.output.send((rank, stream, bytes));
-                    self.note();
-                    self.busy.store(false, Ordering::Relaxed);
-                    if sent.is_err() {
-                        break;
-                    }
-                }
-                News::Taken(bytes) => self.sinks.credit.give_back(bytes as usize),
-                news => {
-                    if self.sinks.news.send(Heard::News(self.host, news)).is_err() {
-                        break;
-                    }
-                }
+            self.busy.store(false, Ordering::Relaxed);
+            if !wanted {
+                break;
             }
         }
         Ok(())

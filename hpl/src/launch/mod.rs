@@ -3,12 +3,17 @@
 //! The same program is all three: the launcher, which the user calls ([`run`]; its decisions are
 //! [`conduct`]'s); an agent on each host, which the launcher starts over ssh, or beside itself ([`agent`]);
 //! and a guard beside each agent ([`guard`]). What they tell each other is in `fulmen::job::messages`.
+//!
+//! Where hosts are many, agents start further agents ([`branch`]). Only whom an order or a word passes through is then another:
+//! the launcher decides for all ([`conduct`]), and hears each agent by its number ([`ears`]).
 
 pub mod agent;
+pub mod branch;
 pub mod cables;
 mod children;
 pub mod cli;
 pub mod conduct;
+pub mod ears;
 pub mod guard;
 pub mod hosts;
 pub mod input;

@@ -6,21 +6,21 @@ use std::io::{IsTerminal, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fulmen::fabric::host_name;
 use fulmen::job::env::{DEVICES, FABRIC, INTERFACES, Variables};
-use fulmen::job::messages::{Hidden, Order, Program, RankStart, Start, Welcome, beat};
+use fulmen::job::messages::{Below, Hidden, Order, Place, Program, RankStart, Start, Welcome, beat};
 use fulmen::{Error, Result};
 
+use super::branch::{self, Branch};
 use super::cli::{Bind, Cli};
 use super::conduct::{Act, Conduct, HostPlan, Limits, Verdict};
+use super::ears::{Ear, Heard, Piece, Sinks, Times};
 use super::hosts::{self, Host};
 use super::input::{self, Credit};
-use super::link::{Heard, LINGER, Link, Piece, Sinks};
 use super::output::Printer;
 use super::place::{Placement, place};
 use super::ssh::{self, Reach};
@@ -132,14 +132,25 @@ fn secret() -> Result<Hidden> {
     )
 }
 
-/// What one host is to do.
-struct Task {
+/// What all hosts are to do.
+struct Tasks {
+    /// All that is not of one host's own; below it those that are reached over ssh.
     start: Start,
-    here: bool,
+    /// This host, as often as the user names it.
+    here: Vec<Place>,
+}
+
+impl Tasks {
+    /// All hosts, by number.
+    fn all(&self) -> Vec<&Place> {
+        let mut all: Vec<&Place> = self.here.iter().chain(&self.start.below.hosts).collect();
+        all.sort_by_key(|place| place.host);
+        all
+    }
 }
 
 impl Job<'_> {
-    fn tasks(&self) -> Result<Vec<Task>> {
+    fn tasks(&self) -> Result<Tasks> {
         let cli = self.cli;
         let own = host_name();
         let here: Vec<bool> = self.hosts.iter().map(|h| is_here(&own, &h.name)).collect();
@@ -171,7 +182,7 @@ impl Job<'_> {
         if let Some(devices) = devices(cli, &welcome.hosts)? {
             set(DEVICES, devices);
         }
-        let mut tasks = vec![];
+        let (mut all_here, mut below) = (vec![], vec![]);
         // Hosts that got no rank take no part.
         for (host, h) in self.hosts.iter().enumerate() {
             let mine = (0..self.placement.hosts.len()).filter(|&r| self.placement.hosts[r] == host);
@@ -182,28 +193,36 @@ impl Job<'_> {
             if ranks.is_empty() {
                 continue;
             }
-            let mut vars = vars.clone();
+            let mut vars = vec![];
             if let Some(threads) = cli.threads_per_host {
                 let each = (threads / ranks.len()).max(1);
                 vars.push((b"FULMEN_THREADS".to_vec(), each.to_string().into_bytes()));
             }
-            let start = Start {
-                host: tasks.len() as u32,
-                name: h.name.clone(),
-                welcome: welcome.clone(),
-                ranks,
-                program: Program {
-                    path: bytes(self.program.as_os_str()),
-                    fingerprint: fingerprint.filter(|_| !here[host]),
-                    args: cli.command[1..].iter().map(|a| a.clone().into_vec()).collect(),
-                },
-                folder: bytes(self.folder.as_os_str()),
-                any_folder: cli.wdir.is_none(),
-                vars,
-            };
-            tasks.push(Task { start, here: here[host] });
+            let number = (all_here.len() + below.len()) as u32;
+            let place = Place { host: number, name: h.name.clone(), ranks, vars };
+            if here[host] { &mut all_here } else { &mut below }.push(place);
         }
-        Ok(tasks)
+        let reach = Reach::new(cli.ssh.as_deref(), cli.start_timeout);
+        let at = cli.agent_path.as_deref().unwrap_or(&self.own);
+        let start = Start {
+            place: Place { host: 0, name: own, ranks: vec![], vars: vec![] },
+            below: Below {
+                hosts: below,
+                fan_out: cli.fan_out,
+                ssh: reach.words(),
+                agent: (!cli.copy).then(|| bytes(at.as_os_str())),
+            },
+            welcome,
+            program: Program {
+                path: bytes(self.program.as_os_str()),
+                fingerprint,
+                args: cli.command[1..].iter().map(|a| a.clone().into_vec()).collect(),
+            },
+            folder: bytes(self.folder.as_os_str()),
+            any_folder: cli.wdir.is_none(),
+            vars,
+        };
+        Ok(Tasks { start, here: all_here })
     }
 
     fn run(self) -> Result<Verdict> {
@@ -224,9 +243,9 @@ impl Job<'_> {
             })?;
         }
         if cli.verbose {
-            for task in &tasks {
-                let ranks: Vec<String> = task.start.ranks.iter().map(|r| r.rank.to_string()).collect();
-                say(&format!("{}: ranks {}", task.start.name, ranks.join(" ")));
+            for place in tasks.all() {
+                let ranks: Vec<String> = place.ranks.iter().map(|r| r.rank.to_string()).collect();
+                say(&format!("{}: ranks {}", place.name, ranks.join(" ")));
             }
         }
         signals::listen();
@@ -244,8 +263,9 @@ impl Job<'_> {
             })
             .map_err(|e| system("no thread", e))?;
         let credit = Credit::default();
-        let sinks = Sinks { news, output, credit: credit.clone() };
-        let mut running = Running::start(&self, tasks, &sinks)?;
+        let times = Times::of(tasks.all().len());
+        let sinks = Sinks { news, output, credit: credit.clone(), times };
+        let mut running = Running::start(&self, &tasks, &sinks)?;
         drop(sinks);
         let verdict = running.conduct(&inbox, &credit);
         drop(running);
@@ -282,94 +302,79 @@ fn print<O: Write, E: Write>(mut printer: Printer<O, E>, pieces: &Receiver<Piece
 /// A job under way.
 struct Running {
     conduct: Conduct,
-    links: Vec<Link>,
+    branches: Vec<Branch>,
+    /// When each host was last heard.
+    times: Times,
     names: Vec<String>,
     here: Vec<bool>,
     reach: Reach,
+    fan_out: usize,
     bound: Duration,
     timeout: Option<Duration>,
     began: Instant,
     /// Commands that end agents which do not answer, and how long each has.
     reapers: Vec<(Child, Instant)>,
-    /// Since when each connection's process is gone.
-    dead: Vec<Option<Instant>>,
     input: bool,
 }
 
 impl Running {
-    fn start(job: &Job<'_>, tasks: Vec<Task>, sinks: &Sinks) -> Result<Running> {
+    fn start(job: &Job<'_>, tasks: &Tasks, sinks: &Sinks) -> Result<Running> {
         let cli = job.cli;
         let began = Instant::now();
-        let plans = tasks
-            .iter()
-            .map(|t| HostPlan {
-                name: t.start.name.clone(),
-                ranks: t.start.ranks.iter().map(|r| r.rank as usize).collect(),
-            })
-            .collect();
+        let all = tasks.all();
+        let above = branch::above(&tasks.start.below.hosts, cli.fan_out as usize);
+        let plan = |place: &&Place| HostPlan {
+            name: place.name.clone(),
+            ranks: place.ranks.iter().map(|r| r.rank as usize).collect(),
+            above: above.get(&place.host).map(|&host| host as usize),
+        };
         let limits = Limits { start: cli.start_timeout, meet: cli.meet_timeout, bound: cli.silence };
-        let reach = Reach::new(cli.ssh.as_deref(), cli.start_timeout);
-        let mut running = Running {
-            conduct: Conduct::new(plans, limits, began),
-            links: vec![],
-            names: tasks.iter().map(|t| t.start.name.clone()).collect(),
-            here: tasks.iter().map(|t| t.here).collect(),
-            reach,
+        let mut hear = |hosts: &[u32]| Ear::new(hosts, sinks);
+        let mut branches = vec![];
+        for place in &tasks.here {
+            let mut command = Command::new(&job.own);
+            command.arg(agent::ARGUMENT);
+            // It has the launcher's own files.
+            let program = Program { fingerprint: None, ..tasks.start.program.clone() };
+            let (place, below) = (place.clone(), Below::default());
+            let start = Start { place, below, program, ..tasks.start.clone() };
+            branches.push(Branch::start(command, None, start, &mut hear)?);
+        }
+        branches.extend(branch::grow(&tasks.start, hear)?);
+        Ok(Running {
+            conduct: Conduct::new(all.iter().map(plan).collect(), limits, began),
+            branches,
+            times: sinks.times.clone(),
+            names: all.iter().map(|place| place.name.clone()).collect(),
+            here: all.iter().map(|place| tasks.here.contains(place)).collect(),
+            reach: Reach::new(cli.ssh.as_deref(), cli.start_timeout),
+            fan_out: cli.fan_out as usize,
             bound: cli.silence,
             timeout: cli.timeout,
             began,
             reapers: vec![],
-            dead: vec![None; tasks.len()],
             input: false,
-        };
-        let copied = match cli.copy && tasks.iter().any(|t| !t.here) {
-            false => None,
-            true => {
-                let read = std::fs::read(&job.own);
-                let bytes = read.map_err(|e| Error::System { what: "--copy".into(), os: e.to_string() })?;
-                Some(Arc::new(bytes))
+        })
+    }
+
+    /// The connection over which a host is reached.
+    fn branch(&self, host: usize) -> Option<&Branch> {
+        self.branches.iter().find(|branch| branch.hosts.contains(&(host as u32)))
+    }
+
+    /// When each host was last heard.
+    fn heard(&self) -> Vec<Instant> {
+        let mut heard: Vec<Instant> = (0..self.names.len()).map(|host| self.times.heard(host)).collect();
+        for branch in &self.branches {
+            let link = branch.link.heard();
+            let (head, rest) = (branch.head() as usize, &branch.hosts[1..]);
+            heard[head] = heard[head].max(link);
+            // All wait for our own output, and their silence is our doing.
+            if branch.link.is_busy() {
+                rest.iter().for_each(|&host| heard[host as usize] = link);
             }
-        };
-        for (host, task) in tasks.into_iter().enumerate() {
-            let name = &task.start.name;
-            let first = copied.clone().filter(|_| !task.here);
-            let command = match (&first, task.here) {
-                (_, true) => {
-                    let mut command = Command::new(&job.own);
-                    command.arg(agent::ARGUMENT);
-                    command
-                }
-                (Some(bytes), false) => running.reach.command(name, &ssh::copied_agent(bytes.len() as u64)),
-                (None, false) => {
-                    let path = cli.agent_path.as_deref().unwrap_or(&job.own);
-                    running.reach.command(name, &ssh::agent(&path.to_string_lossy()))
-                }
-            };
-            let shown = command.get_program().to_string_lossy().into_owned();
-            let with_program = first.is_some().then(|| job.program.clone());
-            let link = Link::start(host, command, first, sinks.clone()).map_err(|e| Error::Resources {
-                what: format!("{name}: {shown} could not be started: {e}"),
-                remedy: "see that it exists (--ssh), and raise the limits (ulimit -u, -n)".into(),
-            })?;
-            let outbox = link.outbox.clone();
-            running.links.push(link);
-            let start = Order::Start(Box::new(task.start));
-            // Long programs wait for room, each for its own.
-            let sent = thread::Builder::new().name("task".into()).spawn(move || {
-                let part = |bytes: &[u8]| outbox.send(&Order::Part(bytes.to_vec()));
-                if let Some(program) = with_program
-                    && let Err(e) = in_parts(&program, part)
-                {
-                    return say(&format!("{}: {e}", program.display()));
-                }
-                outbox.send(&start);
-            });
-            sent.map_err(|e| Error::Resources {
-                what: format!("no thread: {e}"),
-                remedy: "see ulimit -u".into(),
-            })?;
         }
-        Ok(running)
+        heard
     }
 
     fn conduct(&mut self, inbox: &Receiver<Heard>, credit: &Credit) -> Verdict {
@@ -402,10 +407,10 @@ impl Running {
             }
             if now - beaten >= beat(self.bound) {
                 beaten = now;
-                self.links.iter().for_each(|l| l.outbox.say(&Order::Beat));
+                self.branches.iter().for_each(|branch| branch.link.outbox.say(&Order::Beat));
                 acts.extend(self.bury(now));
             }
-            let heard: Vec<Instant> = self.links.iter().map(Link::heard).collect();
+            let heard = self.heard();
             acts.extend(self.conduct.tick(now, &heard));
             acts.into_iter().for_each(|act| self.act(act, credit));
         }
@@ -416,13 +421,11 @@ impl Running {
     /// Connections whose process is gone, though its stream is held open by what it has started.
     fn bury(&mut self, now: Instant) -> Vec<Act> {
         let mut acts = vec![];
-        for (host, link) in self.links.iter().enumerate() {
-            if !link.is_dead() {
-                continue;
-            }
-            if now - *self.dead[host].get_or_insert(now) > 2 * LINGER {
-                link.outbox.close();
-                acts.extend(self.conduct.lost(host, "ssh has ended, or was killed", now));
+        for i in 0..self.branches.len() {
+            if self.branches[i].is_abandoned(now) {
+                self.branches[i].link.outbox.close();
+                let head = self.branches[i].head() as usize;
+                acts.extend(self.conduct.lost(head, "ssh has ended, or was killed", now));
             }
         }
         acts
@@ -431,10 +434,14 @@ impl Running {
     fn act(&mut self, act: Act, credit: &Credit) {
         match act {
             Act::TellAll(order) => {
-                self.links.iter().for_each(|l| l.outbox.say(&order));
-                if order == Order::Go && !self.input {
+                self.branches.iter().for_each(|branch| branch.link.outbox.say(&order));
+                // Rank 0's host is the first, which is reached directly.
+                let first = self.branch(self.conduct.host_of(0)).map(|branch| branch.link.outbox.clone());
+                if order == Order::Go
+                    && !self.input
+                    && let Some(to) = first
+                {
                     self.input = true;
-                    let to = self.links[self.conduct.host_of(0)].outbox.clone();
                     let credit = credit.clone();
                     // Without it rank 0 gets no input, and its end none either.
                     let spawned = thread::Builder::new().name("input".into());
@@ -444,8 +451,12 @@ impl Running {
                 }
             }
             Act::Cut(host) => {
-                self.links[host].cut();
-                if let (false, Some(pid)) = (self.here[host], self.conduct.agent_pid(host)) {
+                // Others below end themselves when they do not hear of us.
+                let own = self.branch(host).filter(|branch| branch.head() as usize == host);
+                own.iter().for_each(|branch| branch.link.cut());
+                if let (false, Some(pid)) = (self.here[host], self.conduct.agent_pid(host))
+                    && self.reapers.len() < self.fan_out
+                {
                     let mut command = self.reach.command(&self.names[host], &ssh::kill(pid));
                     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
                     // Half the bound went by in silence; the rest must do, also where the host is busy.
@@ -465,27 +476,6 @@ impl Running {
             // The host is out of reach.
             let _ = reaper.kill();
             let _ = reaper.wait();
-        }
-    }
-}
-
-impl Drop for Running {
-    /// Also when the start failed half-way: no connection is left.
-    fn drop(&mut self) {
-        self.links.iter().for_each(|l| {
-            l.outbox.close();
-            l.cut();
-        });
-    }
-}
-
-fn in_parts(path: &Path, part: impl Fn(&[u8]) -> bool) -> std::io::Result<()> {
-    let mut file = File::open(path)?;
-    let mut chunk = vec![0; 1 << 18];
-    loop {
-        let n = file.read(&mut chunk)?;
-        if n == 0 || !part(&chunk[..n]) {
-            return Ok(());
         }
     }
 }

@@ -29,6 +29,22 @@ impl Reach {
         Reach { words }
     }
 
+    /// These words, for another host to do the same: of a program's path, from whatever folder.
+    pub fn words(&self) -> Vec<String> {
+        let mut words = self.words.clone();
+        if words[0].contains('/')
+            && let Ok(path) = std::path::absolute(&words[0])
+        {
+            words[0] = path.display().to_string();
+        }
+        words
+    }
+
+    /// From such words; `None` when there are none.
+    pub fn from_words(words: &[String]) -> Option<Reach> {
+        (!words.is_empty()).then(|| Reach { words: words.to_vec() })
+    }
+
     /// Runs `remote`, a line for a shell, on a host.
     pub fn command(&self, host: &str, remote: &str) -> Command {
         let mut command = Command::new(&self.words[0]);

@@ -80,6 +80,8 @@ struct Fault {
     host: usize,
     /// How far into that part of the run.
     part: f64,
+    /// So many hosts are reached directly: all, or one, and through it the others one after the other.
+    fan_out: usize,
 }
 
 impl Fault {
@@ -89,7 +91,8 @@ impl Fault {
         // Every kind and every part of the run comes in turn; what goes with what is drawn.
         let what = WHAT[(seed as usize) % WHAT.len()];
         let when = WHEN[random.below(WHEN.len() as u64) as usize];
-        Fault { what, when, host: 1 + random.below(4) as usize, part: random.part() }
+        let (host, part) = (1 + random.below(4) as usize, random.part());
+        Fault { what, when, host, part, fan_out: if random.below(3) == 0 { 1 } else { 64 } }
     }
 
     /// What must have been said, how often, and how long after that it happens.
@@ -128,10 +131,10 @@ impl Bench {
         self.lab.folder().join("disk")
     }
 
-    fn args(&self) -> Vec<String> {
+    fn args(&self, fan_out: usize) -> Vec<String> {
         let disk = self.disk().display().to_string();
         let words = format!(
-            "--silence {0} --start-timeout {0} --host h1,h2,h3,h4 {HPL} -N {N} --nb 32 -P 2 -Q 2 --threads 1 --hash \
+            "--silence {0} --start-timeout {0} --fan-out {fan_out} --host h1,h2,h3,h4 {HPL} -N {N} --nb 32 -P 2 -Q 2 --threads 1 --hash \
              --output {disk}/HPL.out --json {disk}/report.json",
             self.silence
         );
@@ -156,7 +159,7 @@ impl Bench {
 
     fn pace(&self) -> Pace {
         self.new_disk();
-        let args = self.args();
+        let args = self.args(64);
         let mut job = self.lab.start(&args.iter().map(String::as_str).collect::<Vec<_>>());
         assert!(job.until(HEAD), "{}", job.so_far());
         let head = job.began.elapsed();
@@ -178,7 +181,8 @@ impl Bench {
             What::KillAgent | What::StopAgent => here.into_iter().find(|p| p.is("fulmen-run", "--agent")),
             What::KillSsh => {
                 let name = format!("h{}", fault.host);
-                self.lab.processes(1).into_iter().find(|p| p.is("ssh", &name))
+                let all = self.lab.hosts().flat_map(|i| self.lab.processes(i));
+                all.into_iter().find(|p| p.is("ssh", &name))
             }
             _ => None,
         }
@@ -187,7 +191,7 @@ impl Bench {
     /// One fault in one run: what is wrong about how it ended, and how long that took; `None` when it came too late.
     fn suffer(&self, fault: &Fault, pace: &Pace) -> Result<Option<Duration>, String> {
         self.new_disk();
-        let args = self.args();
+        let args = self.args(fault.fan_out);
         let mut job = self.lab.start(&args.iter().map(String::as_str).collect::<Vec<_>>());
         let (words, times, later) = fault.moment(pace);
         job.until_times(words, times);
@@ -281,7 +285,8 @@ fn random_faults_end_in_time_and_leave_nothing() {
     let (mut wrong, mut longest, mut late) = (vec![], Duration::ZERO, 0);
     for seed in from..from + n {
         let fault = Fault::draw(seed);
-        let name = format!("fault {seed}: {:?} on h{} in the {:?}", fault.what, fault.host, fault.when);
+        let Fault { what, when, host, fan_out, .. } = fault;
+        let name = format!("fault {seed}: {what:?} on h{host} in the {when:?}, fan-out {fan_out}");
         match bench.suffer(&fault, &pace) {
             Ok(Some(all)) => {
                 println!("{name}: all gone after {all:.1?}");

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use self::endpoint::Mixed;
 use self::ladder::{Rung, Why};
+use super::alarm::Alarm;
 use super::rendezvous::{Rendezvous, Secret, gather};
 use super::shared::control::Control;
 use super::shm::meeting::{Met, Shm, meet};
@@ -53,6 +54,15 @@ pub struct Connected {
     pub fabric: Arc<dyn Fabric>,
     /// What joins it to each other rank.
     pub steps: Vec<Step>,
+    alarm: Arc<Alarm>,
+}
+
+impl Connected {
+    /// Calls `bell` once, from whichever thread finds it, when the job has failed; at once if it has. It must neither wait nor
+    /// call the fabric, with which it is dropped.
+    pub(crate) fn at_failure(&self, bell: impl Fn() + Send + 'static) {
+        self.alarm.add(bell);
+    }
 }
 
 /// Connects this rank with all others. Collective.
@@ -114,7 +124,7 @@ fn join(
     let steps = better.into_iter().enumerate().filter(|(peer, _)| *peer != rank);
     let steps =
         steps.map(|(peer, instead_of)| Step { peer, over: overs[peer], link: fabric.link(peer), instead_of });
-    Ok(Connected { steps: steps.collect(), fabric })
+    Ok(Connected { steps: steps.collect(), fabric, alarm: tcp.alarm() })
 }
 
 /// Who is on which host, and shares memory there.

@@ -11,8 +11,13 @@ use crate::error::{Error, Result};
 
 /// Nobody brings more.
 const MOST: usize = 16 << 20;
+/// Who waits looks so often, at least, who is missing.
+const LOOK: Duration = Duration::from_secs(1);
 const BROUGHT: u8 = 0;
 const FAILED: u8 = 1;
+
+/// Hears which ranks have not come yet.
+pub type Missing<'a> = &'a dyn Fn(&[usize]);
 
 enum Received {
     Brought(Vec<u8>),
@@ -45,6 +50,20 @@ impl AtRankZero {
     /// # Errors
     /// [`Error::Unreachable`] with the ranks that did not come.
     pub fn host(listener: TcpListener, size: usize, secret: &Secret, limit: Duration) -> Result<Self> {
+        AtRankZero::host_watched(listener, size, secret, limit, &|_| {})
+    }
+
+    /// [`AtRankZero::host`] that tells every now and then, once a second at least, which ranks have not come yet.
+    ///
+    /// # Errors
+    /// As [`AtRankZero::host`].
+    pub fn host_watched(
+        listener: TcpListener,
+        size: usize,
+        secret: &Secret,
+        limit: Duration,
+        missing: Missing<'_>,
+    ) -> Result<Self> {
         let until = Instant::now() + limit;
         let place = listener.local_addr().map_or_else(|e| e.to_string(), |a| a.to_string());
         let mut door = Door::new(vec![listener], secret, Purpose::Rendezvous, 0, size)?;
@@ -52,14 +71,15 @@ impl AtRankZero {
         come.resize_with(size.saturating_sub(1), || None);
         while come.iter().any(Option::is_none) {
             let left = until.saturating_duration_since(Instant::now());
+            let late_ones: Vec<usize> = (1..size).filter(|r| come[r - 1].is_none()).collect();
             if left.is_zero() {
-                let missing: Vec<usize> = (1..size).filter(|r| come[r - 1].is_none()).collect();
-                let e = late(&missing, &place);
+                let e = late(&late_ones, &place);
                 let here = AtRankZero { rank: 0, size, until, links: come.into_iter().flatten().collect() };
                 here.tell(&e);
                 return Err(e);
             }
-            for (hello, stream) in door.serve(left) {
+            missing(&late_ones);
+            for (hello, stream) in door.serve(left.min(LOOK)) {
                 // A second one of the same rank: the first gave up, or was not heard.
                 come[hello.from as usize - 1] = Some(stream);
             }
@@ -78,6 +98,21 @@ impl AtRankZero {
         size: usize,
         secret: &Secret,
         limit: Duration,
+    ) -> Result<Self> {
+        AtRankZero::join_watched(addresses, rank, size, secret, limit, &|_| {})
+    }
+
+    /// [`AtRankZero::join`] that tells every now and then that rank 0 is not there yet.
+    ///
+    /// # Errors
+    /// As [`AtRankZero::join`].
+    pub fn join_watched(
+        addresses: &[SocketAddr],
+        rank: usize,
+        size: usize,
+        secret: &Secret,
+        limit: Duration,
+        missing: Missing<'_>,
     ) -> Result<Self> {
         let until = Instant::now() + limit;
         let hello =
@@ -103,6 +138,7 @@ impl AtRankZero {
                     remedy: "rank 0 was not started or ended, or a firewall is between them".into(),
                 });
             }
+            missing(&[0]);
             std::thread::sleep(pause);
             pause = (2 * pause).min(Duration::from_millis(250));
         }
@@ -321,7 +357,13 @@ mod tests {
         let (listener, address) = listener();
         std::thread::scope(|scope| {
             let host = scope.spawn(move || {
-                AtRankZero::host(listener, 4, &secret(1), Duration::from_secs(1)).err().unwrap()
+                let seen = std::cell::RefCell::new(Vec::new());
+                let look = |missing: &[usize]| seen.borrow_mut().push(missing.to_vec());
+                let limit = Duration::from_secs(1);
+                let e = AtRankZero::host_watched(listener, 4, &secret(1), limit, &look).err().unwrap();
+                assert_eq!(seen.borrow()[0], [1, 2, 3]);
+                assert_eq!(seen.borrow().last().unwrap(), &[1, 3]);
+                e
             });
             let mut two = AtRankZero::join(&[address], 2, 4, &secret(1), LIMIT).unwrap();
             let e = two.all_gather(b"").unwrap_err();

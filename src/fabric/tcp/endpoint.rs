@@ -27,6 +27,9 @@ const RECENT: Duration = Duration::from_millis(1);
 const LONGEST_REST: Duration = Duration::from_millis(8);
 /// So many small arms wait for company before their source is told; its window is larger.
 const UNTOLD: usize = 16;
+/// What a rank does that waits for the others' leave; those that pass on others' data go last.
+const LEAVING: &str =
+    "while leaving the job (each rank waits until all have left, for data may go through it)";
 /// After a failure: for everyone to hear of it.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -160,7 +163,9 @@ impl Endpoint {
     /// The engine, for an operation of the rank.
     fn enter(&self) -> MutexGuard<'_, Engine> {
         self.shared.calls.fetch_add(1, Ordering::Relaxed);
-        self.shared.lock()
+        let mut engine = self.shared.lock();
+        engine.job.called();
+        engine
     }
 
     /// For tests that break something.
@@ -304,15 +309,28 @@ impl Endpoint {
         {
             let mut engine = self.enter();
             engine.job.leave();
+            engine.job.set_activity(LEAVING);
             (0..self.size).for_each(|peer| engine.push(peer));
         }
+        // Who is gone or silent has ended the job. Others may work for as long as they like.
+        let mut seen = (0, Duration::ZERO);
         self.move_until(
             None,
             |engine| match engine.job.ended() {
                 Some(e) => Some(Err(e.clone())),
                 None => engine.is_parted().then_some(Ok(())),
             },
-            |_, _| None, // who does not answer is silent, and then the job has ended
+            |engine, waited| {
+                if engine.job.works() != seen.0 {
+                    seen = (engine.job.works(), waited);
+                }
+                let idle = waited.saturating_sub(seen.1);
+                let late = engine.job.straggler().filter(|_| idle > self.bounds.patience)?;
+                let error = engine.job.lose(late, Loss::Slow, idle);
+                // This rank's program has nothing more to do with its fabric, and is not told otherwise.
+                eprintln!("rank {}: {error}", self.rank);
+                Some(error)
+            },
         )?;
         let mut engine = self.enter();
         if engine.job.is_relayed() {

@@ -26,7 +26,7 @@ pub enum Kind {
     Put = 1,
     /// Arm `number` has `total` bytes.
     Credit = 2,
-    /// The sender lives.
+    /// The sender lives, and has called its fabric so often (`number`).
     Beat = 3,
     /// The sender has put all it will ever put.
     Left = 4,

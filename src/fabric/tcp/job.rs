@@ -31,6 +31,10 @@ pub struct Job {
     touched: BTreeSet<usize>,
     ended: Option<Error>,
     leaving: bool,
+    /// Calls of this rank.
+    calls: u64,
+    /// Signs that others work have come so often.
+    works: u64,
     activity: String,
     /// What this rank waits for: from whom, and which put.
     waiting: Option<(usize, Lane, u64)>,
@@ -57,6 +61,8 @@ impl Job {
             touched: BTreeSet::new(),
             ended: None,
             leaving: false,
+            calls: 0,
+            works: 0,
             activity: String::new(),
             waiting: None,
         }
@@ -222,9 +228,15 @@ impl Job {
         self.lines[next].urgent[connection].push_back(Frame::own(header, Vec::new()));
     }
 
-    /// Shows a neighbour that this rank lives.
+    /// This rank calls its fabric. Leaving is no work.
+    pub fn called(&mut self) {
+        self.calls += u64::from(!self.leaving);
+    }
+
+    /// Shows a neighbour that this rank lives, and whether it works.
     pub fn beat(&mut self, to: usize, connection: usize) {
-        self.say(to, connection, Header::empty(Kind::Beat, self.me as u32, to as u32));
+        let beat = Header::empty(Kind::Beat, self.me as u32, to as u32);
+        self.say(to, connection, Header { number: self.calls, ..beat });
     }
 
     /// A neighbour for whom something has come in that is to be passed on; once.
@@ -283,6 +295,16 @@ impl Job {
     /// Where ranks pass frames on: whether everyone has left, and nothing is left to be passed on.
     pub fn is_over(&self) -> bool {
         self.relay.is_over() && self.others().all(|rank| self.is_left(rank) && self.has_farewell(rank))
+    }
+
+    /// Changes while others work: data comes, or a neighbour has called its fabric.
+    pub fn works(&self) -> u64 {
+        self.works
+    }
+
+    /// A neighbour that has not left.
+    pub fn straggler(&self) -> Option<usize> {
+        self.others().find(|rank| self.peers[*rank].between.is_empty() && !self.is_left(*rank))
     }
 
     // ---- failure ----
@@ -421,6 +443,7 @@ impl Sink for Arrivals<'_> {
 
     fn landed(&mut self, header: &Header, place: Place) -> std::result::Result<(), Wrong> {
         let (job, from) = (&mut *self.job, header.from as usize);
+        job.works += u64::from(header.kind != Kind::Beat);
         if header.to as usize != job.me {
             if let Place::Kept(bytes) = place {
                 job.touched.extend(job.relay.landed(header, bytes));
@@ -433,7 +456,10 @@ impl Sink for Arrivals<'_> {
         match (header.kind, place) {
             (Kind::Put, place) => peer.inn.landed(header, place),
             (Kind::Credit, _) => peer.out.credit(header.lane, header.number, header.total)?,
-            (Kind::Beat, _) => {}
+            (Kind::Beat, _) => {
+                let before = std::mem::replace(&mut job.lines[from].calls, header.number);
+                job.works += u64::from(before != header.number);
+            }
             (Kind::Room, _) => {
                 if let Some(window) = &mut peer.window {
                     window.acknowledge(header.number)?;

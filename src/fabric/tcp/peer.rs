@@ -73,6 +73,8 @@ pub struct Line {
     pub ends: Vec<usize>,
     /// Which of them was served last.
     pub served: usize,
+    /// Calls of the neighbour's fabric, as it told last.
+    pub calls: u64,
 }
 
 impl Line {

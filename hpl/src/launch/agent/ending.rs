@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fulmen::job::messages::{Complaint, Ending, How, News, ToRank, grace, silence};
+use fulmen::job::messages::{Complaint, Ending, How, News, Order, ToRank, grace, silence};
 
 use super::super::children::Change;
 use super::{Agent, Input};
@@ -82,6 +82,8 @@ impl Agent {
     pub(super) fn end(&mut self, ending: Ending) {
         self.input = Input::None;
         if self.ending.is_none() {
+            // What the launcher orders they have heard; of all else they hear here.
+            self.pass_down(&Order::End(ending.clone()));
             self.ending = Some((Instant::now(), ending));
         }
     }

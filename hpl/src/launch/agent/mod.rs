@@ -1,6 +1,8 @@
 //! The agent: `fulmen-run` on each host. It talks to the launcher over its standard input and output (ssh's, or a
-//! pipe), starts this host's ranks, passes on what they say, and ends them, whatever happens to the launcher.
+//! pipe), starts this host's ranks, passes on what they say, and ends them, whatever happens to the launcher. Where hosts are
+//! many it does the same with the agents of some.
 
+mod below;
 mod copied;
 mod ending;
 mod start;
@@ -20,6 +22,7 @@ use fulmen::job::messages::{
 
 use self::copied::Copied;
 use self::ending::Push;
+use super::branch::Branch;
 use super::children;
 use super::guard::Guard;
 use super::outbox::Outbox;
@@ -43,6 +46,8 @@ enum Event {
     Silent(usize),
     /// A stream of a rank has ended.
     Drained,
+    /// The connection to an agent below has ended: its number, ssh's words, and how it ended.
+    BranchGone(u32, Vec<String>, String),
 }
 
 /// What `fulmen-run --agent` does.
@@ -171,6 +176,8 @@ struct Agent {
     events: Sender<Event>,
     inbox: Receiver<Event>,
     ranks: Vec<Child>,
+    /// Agents below that are not gone.
+    branches: Vec<Branch>,
     input: Input,
     /// Streams of ranks that are still open.
     open: usize,
@@ -193,6 +200,7 @@ impl Agent {
             events,
             inbox,
             ranks: vec![],
+            branches: vec![],
             input: Input::None,
             open: 0,
             guard: None,
@@ -210,14 +218,23 @@ impl Agent {
     }
 
     fn tell(&self, news: News) {
-        self.out.say(&Up { host: self.start.host, news });
+        self.out.say(&Up { host: self.start.place.host, news });
+    }
+
+    /// Shows the guard that this agent lives.
+    fn reassure(&mut self) {
+        let bound = self.bound();
+        if let Some(guard) = &mut self.guard {
+            guard.beat(bound);
+        }
     }
 
     fn work(&mut self, copied: &mut Copied) {
-        match self.check() {
+        match self.grow().and_then(|()| self.check()) {
             Ok(notes) => self.tell(News::Ready { pid: std::process::id(), notes }),
             Err(ending) => self.tell(News::Refused(ending)),
         }
+        self.reassure();
         let (mut beaten, mut looked) = (Instant::now(), Instant::now());
         let mut over: Option<Instant> = None;
         loop {
@@ -234,11 +251,13 @@ impl Agent {
             if now - beaten >= beat(self.bound()) {
                 beaten = now;
                 self.tell(News::Beat);
+                self.reassure();
                 self.ranks.iter().filter(|r| r.joined && !r.process.ended()).for_each(|r| {
                     let _ = r.words.send(ToRank::Beat);
                 });
             }
             self.watch(now);
+            self.watch_branches(now);
             let asked = signals::count();
             if asked > self.signals {
                 self.signals = asked;
@@ -250,7 +269,9 @@ impl Agent {
                 }
             }
             self.end_in_order(now);
-            if self.ending.is_some() && self.ranks.iter().all(|r| r.process.ended() && r.untold.is_none()) {
+            let alone = self.branches.is_empty();
+            let ended = self.ranks.iter().all(|r| r.process.ended() && r.untold.is_none());
+            if self.ending.is_some() && alone && ended {
                 let since = *over.get_or_insert(now);
                 let stuck = self.ended_well() && !self.launcher_gone && !self.out.is_empty();
                 if self.open == 0 || (now - since > DRAIN && !stuck) {
@@ -290,6 +311,7 @@ impl Agent {
             }
             Event::Silent(i) => self.ranks[i].silent = true,
             Event::Drained => self.open -= 1,
+            Event::BranchGone(head, said, status) => self.branch_gone(head, &said, &status),
             Event::Rank(i, word) => {
                 let rank = self.ranks[i].rank;
                 match word {
@@ -311,6 +333,9 @@ impl Agent {
     }
 
     fn obey(&mut self, order: Order) {
+        if matches!(order, Order::Beat | Order::Go | Order::Gathered { .. } | Order::End(_) | Order::Kill) {
+            self.pass_down(&order);
+        }
         match order {
             Order::Beat => {}
             Order::Go if self.ranks.is_empty() && self.ending.is_none() => {

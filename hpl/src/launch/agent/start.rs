@@ -6,13 +6,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
 use fulmen::job::env::{CONTROL, LOCAL_RANK, LOCAL_SIZE, RANK, SIZE};
 use fulmen::job::messages::{Ending, Fingerprint, News, Program, Stream, ToRank, Up};
 
+use super::super::branch::path_of;
 use super::super::children;
 use super::streams::{feed, hear_rank, tell_rank};
 use super::{Agent, Child, Event, Input, spawn};
@@ -63,8 +64,8 @@ impl Agent {
     }
 
     pub(super) fn start_all(&mut self) -> Result<(), Ending> {
-        for i in 0..self.start.ranks.len() {
-            let rank = self.start.ranks[i].rank;
+        for i in 0..self.start.place.ranks.len() {
+            let rank = self.start.place.ranks[i].rank;
             let pid = self.start_one(i).map_err(|(code, e)| {
                 let program = path_of(&self.start.program.path);
                 Ending {
@@ -79,7 +80,7 @@ impl Agent {
 
     fn start_one(&mut self, i: usize) -> Result<u32, (u8, String)> {
         let start = &self.start;
-        let rank = &start.ranks[i];
+        let rank = &start.place.ranks[i];
         let system = |e: io::Error| (3, e.to_string());
         let (ours, theirs) = UnixStream::pair().map_err(system)?;
         let folder = path_of(&start.folder);
@@ -88,14 +89,14 @@ impl Agent {
         command
             .args(start.program.args.iter().map(|a| std::ffi::OsString::from_vec(a.clone())))
             .current_dir(if folder.is_dir() { folder } else { home() })
-            .envs(start.vars.iter().map(|(k, v)| {
+            .envs(start.vars.iter().chain(&start.place.vars).map(|(k, v)| {
                 (std::ffi::OsString::from_vec(k.clone()), std::ffi::OsString::from_vec(v.clone()))
             }))
             .env(CONTROL, theirs.as_raw_fd().to_string())
             .env(RANK, rank.rank.to_string())
             .env(SIZE, start.welcome.hosts.len().to_string())
             .env(LOCAL_RANK, rank.local.to_string())
-            .env(LOCAL_SIZE, start.ranks.len().to_string())
+            .env(LOCAL_SIZE, start.place.ranks.len().to_string())
             .stdin(if rank.rank == 0 { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -139,7 +140,7 @@ impl Agent {
         if let Some(input) = input {
             let (to, chunks) = mpsc::channel();
             self.input = Input::Open(to);
-            let (out, host) = (self.out.clone(), self.start.host);
+            let (out, host) = (self.out.clone(), self.start.place.host);
             spawn("input", move || feed(input, &chunks, &out, host)).map_err(thread)?;
         }
         let index = self.ranks.len() - 1;
@@ -158,7 +159,7 @@ impl Agent {
         stream: Stream,
         mut from: impl Read + Send + 'static,
     ) -> Result<(), String> {
-        let (out, events, host) = (self.out.clone(), self.events.clone(), self.start.host);
+        let (out, events, host) = (self.out.clone(), self.events.clone(), self.start.place.host);
         spawn("output", move || {
             let mut chunk = vec![0; 1 << 15];
             // After the launcher's end it is read all the same: nobody's write must fail for that.
@@ -178,8 +179,4 @@ impl Agent {
         self.open += 1;
         Ok(())
     }
-}
-
-fn path_of(bytes: &[u8]) -> PathBuf {
-    Path::new(&std::ffi::OsString::from_vec(bytes.to_vec())).to_path_buf()
 }

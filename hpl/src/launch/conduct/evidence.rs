@@ -1,5 +1,8 @@
 //! What is known of a failure, and which part of it the user is told.
 
+/// Of failures of the same weight so many are told at most.
+const MOST: usize = 16;
+
 /// How it ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
@@ -50,7 +53,12 @@ impl Evidence {
         let (code, mut words) =
             told.next().map_or((0, String::new()), |(_, code, words)| (*code, words.clone()));
         if !started {
-            told.for_each(|(.., more)| words = format!("{words}\n{more}"));
+            let more: Vec<&str> = told.map(|(.., more)| more.as_str()).collect();
+            let (some, rest) = more.split_at(more.len().min(MOST - 1));
+            some.iter().for_each(|more| words = format!("{words}\n{more}"));
+            if !rest.is_empty() {
+                words += &format!("\nand {} more such", rest.len());
+            }
         }
         if let Some(noticed) = self
             .noticed

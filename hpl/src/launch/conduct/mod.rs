@@ -24,6 +24,9 @@ use fulmen::fabric::shm::signal_name;
 use self::evidence::{Evidence, Weight};
 use self::rendezvous::Rendezvous;
 
+/// When others have waited so long for a rank at the rendezvous, it is named.
+const LATE: Duration = Duration::from_secs(5);
+
 /// What the launcher does next.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Act {
@@ -42,6 +45,8 @@ pub struct HostPlan {
     pub name: String,
     /// Its ranks.
     pub ranks: Vec<usize>,
+    /// The host whose agent has started this one's, where it was not the launcher.
+    pub above: Option<usize>,
 }
 
 /// Time limits.
@@ -98,6 +103,8 @@ pub struct Conduct {
     killed: bool,
     signals: u32,
     ticked: Instant,
+    /// It was said who is late at the rendezvous.
+    told_late: bool,
     /// Nobody's silence counts from before: the launcher itself was stopped.
     awake: Instant,
 }
@@ -125,6 +132,7 @@ impl Conduct {
             killed: false,
             signals: 0,
             ticked: now,
+            told_late: false,
             awake: now,
         }
     }
@@ -148,6 +156,15 @@ impl Conduct {
         let r = &self.ranks[rank];
         let pid = r.pid.map_or(String::new(), |pid| format!(", pid {pid}"));
         format!("rank {rank} ({}{pid})", self.hosts[r.host].plan.name)
+    }
+
+    /// Some of these ranks, by name.
+    fn names(&self, ranks: &[usize]) -> String {
+        let who = ranks.iter().take(4).map(|&r| self.name(r)).collect::<Vec<_>>().join(", ");
+        match ranks.len() {
+            n if n > 4 => format!("{who} and {} more", n - 4),
+            _ => who,
+        }
     }
 
     fn fail(&mut self, weight: Weight, code: u8, words: String, now: Instant) -> Vec<Act> {
@@ -228,6 +245,7 @@ impl Conduct {
                 }
                 _ => vec![],
             },
+            News::Lost(words) => self.lost(host, &words, now),
             News::Beat | News::Output { .. } | News::Taken(_) => vec![],
         }
     }
@@ -283,17 +301,36 @@ impl Conduct {
         acts
     }
 
-    /// The connection to an agent has ended. `words`: what ssh said, and how it ended.
+    /// The hosts between the launcher and this one, from below.
+    fn between(&self, host: usize) -> impl Iterator<Item = usize> + '_ {
+        std::iter::successors(self.hosts[host].plan.above, |&h| self.hosts[h].plan.above)
+    }
+
+    /// The hosts that are reached through this one.
+    fn below(&self, host: usize) -> Vec<usize> {
+        (0..self.hosts.len()).filter(|&h| self.between(h).any(|above| above == host)).collect()
+    }
+
+    /// The connection to an agent has ended, and with it those to the agents below that one. `words`: what ssh said, and how it
+    /// ended.
     pub fn lost(&mut self, host: usize, words: &str, now: Instant) -> Vec<Act> {
-        if self.hosts[host].gone {
-            return vec![];
-        }
-        self.hosts[host].gone = true;
-        let mine = |r: &Rank| r.host == host && !r.ended;
+        let known = self.hosts[host].gone;
+        let mut gone: Vec<usize> = self.below(host).into_iter().filter(|&h| !self.hosts[h].gone).collect();
+        let below = gone.len();
+        gone.push(host);
+        gone.iter().for_each(|&h| self.hosts[h].gone = true);
+        let mine = |r: &Rank| gone.contains(&r.host) && !r.ended;
         let left: Vec<usize> = (0..self.ranks.len()).filter(|&r| mine(&self.ranks[r])).collect();
         left.iter().for_each(|&r| self.ranks[r].ended = true);
+        if known {
+            return vec![];
+        }
         let name = &self.hosts[host].plan.name;
-        let words = words.replace('\n', "\n    ");
+        let mut words = words.replace('\n', "\n    ");
+        if below > 0 {
+            let s = if below == 1 { "" } else { "s" };
+            words += &format!("\n    {below} further host{s} are reached through it (--fan-out)");
+        }
         let (weight, words) = match self.phase {
             // All the agents that never came are named, not only the first.
             Phase::Checking | Phase::Ending if !self.hosts[host].ready => {
@@ -344,6 +381,10 @@ impl Conduct {
         let silent: Vec<usize> =
             (0..self.hosts.len()).filter(|&h| self.is_there(h) && since(h) > silence / 2).collect();
         for host in silent.iter().copied().filter(|&h| since(h) > silence) {
+            // Of hosts that are reached through others, those are told.
+            if self.hosts[host].gone || self.between(host).any(|above| silent.contains(&above)) {
+                continue;
+            }
             let others: Vec<&str> =
                 silent.iter().filter(|&&h| h != host).map(|&h| self.hosts[h].plan.name.as_str()).collect();
             let too = match others.len() {
@@ -364,7 +405,8 @@ impl Conduct {
         }
         if self.phase == Phase::Checking && now.saturating_duration_since(self.began) > self.limits.start {
             for host in 0..self.hosts.len() {
-                if !self.hosts[host].ready && !self.hosts[host].gone {
+                let waits = |h: usize| !self.hosts[h].ready;
+                if waits(host) && !self.hosts[host].gone && !self.between(host).any(waits) {
                     let words = format!(
                         "{}: no answer from its agent within {:.1} s\n    try `ssh -o BatchMode=yes {} true`; if it is only slow, raise --start-timeout",
                         self.hosts[host].plan.name,
@@ -372,6 +414,7 @@ impl Conduct {
                         self.hosts[host].plan.name
                     );
                     self.hosts[host].gone = true;
+                    self.below(host).into_iter().for_each(|h| self.hosts[h].gone = true);
                     acts.push(Act::Cut(host));
                     acts.extend(self.fail(Weight::Cause, 4, words, now));
                 }
@@ -380,14 +423,21 @@ impl Conduct {
         if self.phase == Phase::Running
             && let Some(late) = self.rendezvous.late(self.limits.meet, now)
         {
-            let who = late.iter().take(4).map(|&r| self.name(r)).collect::<Vec<_>>().join(", ");
             let words = format!(
-                "{who}{} did not come to the rendezvous within {:.0} s, which others wait at\n    \
+                "{} did not come to the rendezvous within {:.0} s, which others wait at\n    \
                  see what it is doing; if it is only slow, raise --meet-timeout",
-                if late.len() > 4 { format!(" and {} more", late.len() - 4) } else { String::new() },
+                self.names(&late),
                 self.limits.meet.as_secs_f64()
             );
             acts.extend(self.fail(Weight::Cause, 4, words, now));
+        } else if self.phase == Phase::Running
+            && !self.told_late
+            && let Some(late) = self.rendezvous.late(LATE, now)
+        {
+            self.told_late = true;
+            let until = self.limits.meet.as_secs_f64();
+            let who = self.names(&late);
+            acts.push(Act::Say(format!("others wait for {who} at the rendezvous, for {until:.0} s at most")));
         }
         if let Some(failed) = self.failed {
             let since = now.saturating_duration_since(failed);

@@ -7,12 +7,22 @@ const LIMITS: Limits =
 
 /// Ranks 0, 1 on a, rank 2 on b, rank 3 on c.
 fn job(now: Instant) -> Conduct {
-    let plan = |name: &str, ranks: &[usize]| HostPlan { name: name.into(), ranks: ranks.to_vec() };
-    Conduct::new(vec![plan("a", &[0, 1]), plan("b", &[2]), plan("c", &[3])], LIMITS, now)
+    reached(None, now)
+}
+
+/// The same, with c reached through another host.
+fn reached(above: Option<usize>, now: Instant) -> Conduct {
+    let plan =
+        |name: &str, ranks: &[usize], above| HostPlan { name: name.into(), ranks: ranks.to_vec(), above };
+    let plans = vec![plan("a", &[0, 1], None), plan("b", &[2], None), plan("c", &[3], above)];
+    Conduct::new(plans, LIMITS, now)
 }
 
 fn running(now: Instant) -> Conduct {
-    let mut job = job(now);
+    started(job(now), now)
+}
+
+fn started(mut job: Conduct, now: Instant) -> Conduct {
     for host in 0..3 {
         let acts = job.hear(host, News::Ready { pid: 1, notes: vec![] }, now);
         assert_eq!(acts, if host == 2 { vec![Act::TellAll(Order::Go)] } else { vec![] });
@@ -192,14 +202,16 @@ fn a_rank_that_does_not_come_to_the_rendezvous() {
         job.hear(host, News::Gather { rank, round: 0, bytes: vec![rank as u8] }, now);
     }
     let mut at = now;
-    let acts = loop {
+    let mut next = || loop {
         at += Duration::from_secs(2);
         let acts = job.tick(at, &[at; 3]);
         if !acts.is_empty() {
             break acts;
         }
     };
-    assert!(ends(&acts));
+    let told = "others wait for rank 2 (b, pid 102) at the rendezvous, for 60 s at most";
+    assert_eq!(next(), [Act::Say(told.into())], "after a while, once");
+    assert!(ends(&next()));
     let words = job.verdict().words.unwrap();
     assert!(words.starts_with("rank 2 (b, pid 102) did not come to the rendezvous within 60 s"), "{words}");
 }
@@ -257,4 +269,46 @@ fn what_does_not_end_is_killed_then_left_within_the_bound() {
         assert!(at - now < LIMITS.bound / 2, "with the silence before it, all must fit into the bound");
     }
     assert!(killed.is_some_and(|t| t >= 2 * grace(LIMITS.bound)));
+}
+
+/// An agent that has started others is lost: they are gone with it, and it alone is named.
+#[test]
+fn agents_below_one_that_is_lost() {
+    let now = Instant::now();
+    let mut job = started(reached(Some(1), now), now);
+    assert!(ends(&job.lost(1, "signal: 9 (SIGKILL)", now)));
+    assert_eq!(job.lost(2, "late", now), []);
+    job.lost(0, "", now);
+    assert!(job.is_over());
+    let words = job.verdict().words.unwrap();
+    let want = "b: the connection to its agent ended, and with it ranks 2 to 3\n    signal: 9 (SIGKILL)\n    1 further host";
+    assert!(words.starts_with(want) && !words.contains("c:"), "{words}");
+    // Silent, both; the one below was heard a little longer ago.
+    let mut job = started(reached(Some(1), now), now);
+    let (mut at, mut acts) = (now, vec![]);
+    while acts.is_empty() {
+        at += Duration::from_millis(100);
+        acts = job.tick(at, &[at, now + Duration::from_millis(500), now]);
+    }
+    assert!(acts[0] == Act::Cut(1) && ends(&acts[1..]), "{acts:?}");
+    assert!(job.verdict().words.unwrap().starts_with("b: the connection to its agent ended"));
+    // No answer.
+    let mut job = reached(Some(1), now);
+    job.hear(0, News::Ready { pid: 1, notes: vec![] }, now);
+    let (mut at, mut acts) = (now, vec![]);
+    while acts.is_empty() {
+        at += Duration::from_secs(1);
+        acts = job.tick(at, &[at; 3]);
+    }
+    job.lost(0, "", at);
+    assert!(job.is_over());
+    let words = job.verdict().words.unwrap();
+    assert!(words.contains("b: no answer from its agent") && !words.contains("c: "), "{words}");
+    // One of them cannot be started: so says the one above it.
+    let mut job = reached(Some(1), now);
+    job.hear(0, News::Ready { pid: 1, notes: vec![] }, now);
+    job.hear(1, News::Ready { pid: 1, notes: vec![] }, now);
+    assert!(ends(&job.hear(2, News::Lost("Permission denied (publickey).".into()), now)));
+    let words = job.verdict().words.unwrap();
+    assert_eq!(words, "c: no agent could be started\n    Permission denied (publickey).");
 }

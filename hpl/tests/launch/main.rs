@@ -1,158 +1,15 @@
 //! `fulmen-run` with real processes: local ranks, and "hosts" that are this machine behind a stub of ssh.
 
+mod bench;
+mod direct;
+mod tree;
+
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-/// No test waits longer: generous, for machines with many other things to do.
-const HANG: Duration = Duration::from_secs(60);
-
-/// A folder for what ranks leave, and for stubs.
-struct Bench(tempfile::TempDir);
-
-impl Bench {
-    fn new() -> Bench {
-        Bench(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// A program of these lines.
-    fn script(&self, name: &str, lines: &str) -> String {
-        let path = self.path(name);
-        std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        path.display().to_string()
-    }
-
-    /// An ssh that runs the command on this machine, whatever the host.
-    fn ssh(&self) -> String {
-        self.script("stub", "host=$1; shift; exec sh -c \"$*\"")
-    }
-
-    /// The pids that ranks have left as `pid.NAME`, as many as `n` names say.
-    fn pids(&self, n: usize) -> Vec<u32> {
-        let until = Instant::now() + HANG;
-        loop {
-            let found: Vec<u32> = std::fs::read_dir(self.0.path())
-                .unwrap()
-                .filter_map(|e| {
-                    let e = e.unwrap();
-                    let name = e.file_name().into_string().unwrap();
-                    name.starts_with("pid.").then(|| std::fs::read_to_string(e.path()).unwrap())
-                })
-                .filter_map(|text| text.trim().parse().ok())
-                .collect();
-            if found.len() >= n {
-                return found;
-            }
-            assert!(Instant::now() < until, "only {found:?} of {n} came");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn run(&self, args: &[&str]) -> Ended {
-        self.start(args).end()
-    }
-
-    fn start(&self, args: &[&str]) -> Started {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_fulmen-run"));
-        command.args(args).current_dir(self.0.path()).env("BENCH", self.0.path());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        for name in ["SLURM_JOB_NODELIST", "SLURM_NODELIST"] {
-            command.env_remove(name);
-        }
-        Started(command.spawn().unwrap())
-    }
-}
-
-struct Started(Child);
-
-impl Started {
-    fn signal(&self, signal: i32) {
-        signal_to(self.0.id(), signal);
-    }
-
-    /// Waits, but not for ever.
-    fn end(mut self) -> Ended {
-        drop(self.0.stdin.take());
-        let until = Instant::now() + HANG;
-        // Short outputs: the pipes hold them.
-        while self.0.try_wait().unwrap().is_none() {
-            if Instant::now() > until {
-                self.0.kill().unwrap();
-                let Output { stdout, stderr, .. } = self.0.wait_with_output().unwrap();
-                panic!("hangs: {}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let Output { status, stdout, stderr } = self.0.wait_with_output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Ended { code: status.code(), out: text(stdout), err: text(stderr) }
-    }
-}
-
-#[derive(Debug)]
-struct Ended {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-impl Ended {
-    fn expect(&self, code: i32, words: &[&str]) {
-        assert_eq!(self.code, Some(code), "{self:?}");
-        for word in words {
-            assert!(self.err.contains(word), "no `{word}` in {self:?}");
-        }
-    }
-
-    fn sorted(&self) -> Vec<&str> {
-        let mut lines: Vec<&str> = self.out.lines().collect();
-        lines.sort_unstable();
-        lines
-    }
-}
-
-fn signal_to(pid: u32, signal: i32) {
-    // SAFETY: a signal to a process that this test has started.
-    unsafe { libc::kill(pid as i32, signal) };
-}
-
-fn lives(pid: u32) -> bool {
-    // Zombies that init has not looked at yet live no more.
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|s| s.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')))
-}
-
-fn all_gone(pids: &[u32]) {
-    let until = Instant::now() + HANG;
-    for pid in pids {
-        while lives(*pid) {
-            assert!(Instant::now() < until, "{pid} is left");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-/// The parent of a process.
-fn parent(pid: u32) -> u32 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-/// Goes on when so many ranks and children have left their pids.
-fn when(n: usize) -> String {
-    format!("while [ `ls $BENCH | grep -c '^pid'` -lt {n} ]; do sleep 0.05; done")
-}
-
-/// Writes its pid, then sleeps with a child that would outlive it.
-const SLEEP: &str = "sleep 300 & echo $! >$BENCH/child.$FULMEN_RANK && mv $BENCH/child.$FULMEN_RANK $BENCH/pid.c$FULMEN_RANK; \
-                     echo $$ >$BENCH/part.$FULMEN_RANK && mv $BENCH/part.$FULMEN_RANK $BENCH/pid.$FULMEN_RANK; wait";
+use crate::bench::{Bench, SLEEP, all_gone, parent, signal_to, when};
 
 #[test]
 fn ranks_get_their_numbers_input_and_output() {
@@ -435,7 +292,7 @@ fn nobody_reads_the_output() {
     started.end().expect(3, &["the ranks' output cannot be written: "]);
 }
 
-/// What the ranks of `ranks_of_the_library` run: this test program, as a rank. Otherwise there is nothing to do.
+/// What the ranks of `ranks_of_the_library` and of others run: this test program, as a rank. Otherwise there is nothing to do.
 #[test]
 fn as_rank() {
     let Ok(what) = std::env::var("BENCH_RANK") else { return };
@@ -448,6 +305,11 @@ fn as_rank() {
         println!("sum {} on {} {:?}", sum[0], job.host(world.rank()), job.local());
         if what == "cores" {
             println!("cores {:?}", fulmen::kernels::allowed_cores());
+        }
+        if what == "busy" {
+            job.last_words(|e| println!("last words: {e}"));
+            std::fs::write(format!("pid.{}", world.rank()), std::process::id().to_string()).unwrap();
+            std::thread::sleep(2 * bench::HANG); // "computes"
         }
         if what == "wait" {
             std::fs::write(format!("pid.{}", world.rank()), std::process::id().to_string()).unwrap();

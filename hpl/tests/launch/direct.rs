@@ -1,0 +1,73 @@
+//! Jobs that others than `fulmen-run` have started: no agent watches over their ranks.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::bench::{Bench, HANG};
+
+/// A rank on this host, as torchrun starts it. Jobs are told apart by a name.
+fn rank(bench: &Bench, job: &str, (rank, size): (usize, usize), program: &str, args: &[&str]) -> Child {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(bench.0.path()).env("XDG_RUNTIME_DIR", bench.0.path());
+    for name in ["RANK", "LOCAL_RANK"] {
+        command.env(name, rank.to_string());
+    }
+    for name in ["WORLD_SIZE", "LOCAL_WORLD_SIZE"] {
+        command.env(name, size.to_string());
+    }
+    command.env("MASTER_ADDR", job).env("MASTER_PORT", "1").env("BENCH_RANK", "busy");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// The rest is not waited for: it takes a minute.
+#[test]
+fn who_waits_says_for_whom() {
+    let bench = Bench::new();
+    let start = |job, n| rank(&bench, job, (n, 3), env!("CARGO_BIN_EXE_hpl-run"), &["-N", "10"]);
+    // Rank 1 of one job has nobody to meet, rank 0 of the other misses one.
+    let mut ranks = [start("first", 1), start("second", 0), start("second", 2)];
+    for (at, who, whom) in [(0, "fulmen: rank 1 (", "rank 0 of 3"), (1, "fulmen: rank 0 (", "rank 1 of 3")] {
+        let mut line = String::new();
+        BufReader::new(ranks[at].stderr.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with(who) && line.contains(&format!(") waits for {whom} at ")), "{line}");
+        assert!(line.contains(", and gives up in 5"), "{line}");
+    }
+    for rank in &mut ranks {
+        rank.kill().unwrap();
+        rank.wait().unwrap();
+    }
+}
+
+/// One rank is killed while the other computes: it does not hear of that, and is ended, after its last words.
+#[test]
+fn a_rank_that_computes_ends_with_its_job() {
+    let bench = Bench::new();
+    let me = std::env::current_exe().unwrap().display().to_string();
+    let start = |n| rank(&bench, "busy", (n, 2), &me, &["--exact", "as_rank", "--nocapture"]);
+    let (mut zero, mut one) = (start(0), start(1));
+    bench.pids(2);
+    one.kill().unwrap();
+    one.wait().unwrap();
+    let until = Instant::now() + HANG;
+    let code = loop {
+        if let Some(status) = zero.try_wait().unwrap() {
+            break status.code();
+        }
+        if Instant::now() > until {
+            zero.kill().unwrap();
+            panic!("it goes on");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let (mut out, mut err) = (String::new(), String::new());
+    zero.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    zero.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert_eq!(code, Some(4), "{out}{err}");
+    assert!(
+        err.contains("fulmen: rank 0 (") && err.contains("was still busy 1.8 s after the job's end"),
+        "{err}"
+    );
+    assert!(err.contains("rank 1 (") && err.contains("is gone"), "{err}");
+    assert!(out.contains("last words: rank 1 ("), "{out}");
+}
