@@ -315,8 +315,9 @@ impl Lead {
     /// A failure of this rank, which the user is told of: the job's end.
     fn fail(&mut self, e: &Error) {
         if !std::mem::replace(&mut self.failed, true) {
-            self.member.fabric.fail(e);
+            // The launcher first: what the others make of it follows.
             self.member.job.fail(e, true);
+            self.member.fabric.fail(e);
         }
     }
 
@@ -339,7 +340,9 @@ impl Lead {
             // They are gone already: all the better.
             drop(ordered);
         } else if self.left > 0 {
-            self.fail(&Error::Ended { message: "rank 0 has ended early; it has said why".into(), code: 3 });
+            // A cause, not the end that others have ordered.
+            let os = "it has said why".into();
+            self.fail(&Error::System { what: "rank 0 has ended early".into(), os });
         }
     }
 }

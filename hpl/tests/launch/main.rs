@@ -506,6 +506,16 @@ fn hpl_run_as_ranks() {
     let ended = bench.run(&[&hosts[..], &["-N", "200", "-P", "3", "-Q", "2"][..]].concat());
     ended.expect(2, &["the 3 x 2 grid needs 6, --ranks has 4", "rank 0 (a, pid "]);
     assert_eq!(ended.err.matches("the 3 x 2 grid needs 6").count(), 1, "{ended:?}");
+    // So is a report that cannot be written, whoever hears of it first.
+    if cfg!(target_os = "linux") {
+        let full =
+            ["-N", "200", "--nb", "16", "-P", "2", "-Q", "2", "--threads", "1", "--output", "/dev/full"];
+        for _ in 0..3 {
+            bench
+                .run(&[&hosts[..], &full].concat())
+                .expect(3, &["No space left on device", "rank 0 (a, pid "]);
+        }
+    }
     let ended = bench.run(&[&hosts[..], &["-N", "ten"][..]].concat());
     ended.expect(2, &["write digits only"]);
     let ended = bench.run(&[&hosts[..], &["--help"][..]].concat());
