@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use fulmen::fabric::rendezvous::in_process;
-use fulmen::fabric::verbs::probe::{self, Note, Outcome, Pair};
+use fulmen::fabric::verbs::probe::{self, Known, Note, Outcome, Pair, Writes};
 use fulmen::fabric::verbs::{Library, Service, Step};
 use fulmen::{Error, Result};
 use fulmen_emu_verbs::{Call, Installed, Kind, Link, Profile, Trap, World};
@@ -13,17 +13,22 @@ fn library(world: &Installed) -> &'static Library {
 
 fn pair(world: &Installed) -> (Vec<Result<Pair>>, Vec<Note>) {
     let names = ["01", "10"].map(|ends| format!("{}{ends}", world.profile().prefix()));
-    pair_of(library(world), &[&names[0], &names[1]])
+    pair_of(library(world), &[&names[0], &names[1]], None)
 }
 
-fn pair_of(library: &'static Library, names: &[&str; 2]) -> (Vec<Result<Pair>>, Vec<Note>) {
+fn pair_of(
+    library: &'static Library,
+    names: &[&str; 2],
+    known: Option<Known>,
+) -> (Vec<Result<Pair>>, Vec<Note>) {
     let mut all: Vec<(Result<Pair>, Vec<Note>)> = std::thread::scope(|scope| {
         let ends = in_process(2).into_iter().zip(names);
         let threads: Vec<_> = ends
             .map(|(mut rendezvous, name)| {
                 scope.spawn(move || {
                     let mut notes = Vec::new();
-                    let found = probe::pair(&mut rendezvous, library, name, &mut |note| notes.push(note));
+                    let found =
+                        probe::pair(&mut rendezvous, library, name, known, &mut |note| notes.push(note));
                     (found, notes)
                 })
             })
@@ -91,7 +96,7 @@ fn refusals_are_told_by_step_and_number() {
 
 #[test]
 fn two_devices_tell_what_passes() {
-    for (profile, writes) in [(Profile::Apple, None), (Profile::Nic, Some(Some(Service::Rc)))] {
+    for (profile, writes) in [(Profile::Apple, Writes::NotAsked), (Profile::Nic, Writes::Over(Service::Rc))] {
         let world = World::mesh(profile, 2).install().unwrap();
         let (found, notes) = pair(&world);
         assert!(failures(&notes).is_empty(), "{:?}", failures(&notes));
@@ -100,7 +105,7 @@ fn two_devices_tell_what_passes() {
             assert_eq!(found.far, format!("{}{}", profile.prefix(), ["10", "01"][rank]));
             // 512 KiB are 128 frames; Apple's 1023 frames hold seven of them, so four were tried.
             let window = if profile == Profile::Apple { 4 } else { 32 };
-            assert_eq!((found.slot, found.window, found.writes), (512 << 10, window, writes), "{found:?}");
+            assert_eq!(found.known, Known { slot: 512 << 10, window, writes }, "{found:?}");
             assert!(found.round_trip > 0.0 && found.rate > 0.0 && found.rate_both_ways > 0.0, "{found:?}");
         }
         let c = world.counters();
@@ -119,7 +124,7 @@ fn a_link_is_measured() {
     let world = World::mesh(Profile::Apple, 2).link(link, 100.0).install().unwrap();
     let found = pair(&world).0.swap_remove(0).unwrap();
     assert!(
-        found.rate < 8e7 * 1.05 && found.round_trip > 2.0 * 5e-6 * 100.0,
+        found.rate < 8e7 * 1.25 && found.round_trip > 2.0 * 5e-6 * 100.0,
         "faster than the link: {found:?}"
     );
 }
@@ -131,7 +136,7 @@ fn what_does_not_pass_is_found() {
         World::mesh(Profile::Apple, 2).trap(Trap::always(Kind::DeadPair { over: 4096 })).install().unwrap();
     let (found, notes) = pair(&world);
     let found: Vec<Pair> = found.into_iter().map(Result::unwrap).collect();
-    assert!(found.iter().all(|f| (f.slot, f.window) == (4096, 32)), "{found:?}");
+    assert!(found.iter().all(|f| (f.known.slot, f.known.window) == (4096, 32)), "{found:?}");
     assert!(failures(&notes).iter().all(|f| *f == (Step::WarmUp, 64 << 10, Outcome::Silent)), "{notes:?}");
     check_nothing_is_left(&world);
 
@@ -153,6 +158,23 @@ fn what_does_not_pass_is_found() {
     check_nothing_is_left(&world);
 }
 
+/// What both ends know is not found out again; what one of them knows otherwise is.
+#[test]
+fn what_is_known_is_not_tried_again() {
+    let world = World::mesh(Profile::Apple, 2).install().unwrap();
+    let names = ["rdma_en01", "rdma_en10"];
+    let known = Known { slot: 64 << 10, window: 2, writes: Writes::NotAsked };
+    let (found, notes) = pair_of(library(&world), &[names[0], names[1]], Some(known));
+    assert!(found.iter().all(|f| f.as_ref().unwrap().known == known), "{found:?}");
+    assert!(notes.iter().all(|n| n.step != Step::Several), "{notes:?}");
+    check_nothing_is_left(&world);
+    // Where it does not hold any more, all is found anew.
+    let world =
+        World::mesh(Profile::Apple, 2).trap(Trap::always(Kind::DeadPair { over: 4096 })).install().unwrap();
+    let (found, _) = pair_of(library(&world), &[names[0], names[1]], Some(known));
+    assert!(found.iter().all(|f| f.as_ref().unwrap().known.slot == 4096), "{found:?}");
+}
+
 /// On the machine's own devices: `FULMEN_VERBS_PAIR=rx01,rx10` names the ends of a cable.
 #[test]
 fn on_this_machines_devices() {
@@ -163,12 +185,12 @@ fn on_this_machines_devices() {
     let names: Vec<&str> = names.split(',').collect();
     let local = probe::local(library, names[0], &mut |_| {}).unwrap();
     assert!(local.reliable && local.registered > 0 && !local.granted.is_empty(), "{local:?}");
-    let (found, notes) = pair_of(library, &[names[0], names[1]]);
+    let (found, notes) = pair_of(library, &[names[0], names[1]], None);
     for (rank, found) in found.into_iter().enumerate() {
         let found = found.unwrap_or_else(|e| panic!("{e}: {notes:?}"));
         assert_eq!(
-            (found.far.as_str(), found.writes),
-            (names[1 - rank], Some(Some(Service::Rc))),
+            (found.far.as_str(), found.known.writes),
+            (names[1 - rank], Writes::Over(Service::Rc)),
             "{found:?}"
         );
         println!("\nprobed {found:?}");

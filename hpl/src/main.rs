@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     }
     // Who tries devices for a rank inherits its environment, and is none itself.
     let asked = Cli::try_parse().ok().and_then(|cli| cli.command);
-    let probes = matches!(&asked, Some(Command::Doctor(options)) if options.probe.is_some());
+    let probes = matches!(&asked, Some(Command::Doctor(options)) if options.is_child());
     match if probes { Ok(None) } else { fulmen::Job::from_env() } {
         Ok(None) => {}
         Ok(Some(of)) => return job::run(of),

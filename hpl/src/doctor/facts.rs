@@ -130,6 +130,20 @@ pub struct Cpu {
     pub speed_limit: Option<u32>,
     /// Whether the system may fall asleep while a job runs.
     pub may_sleep: Option<bool>,
+    /// Load of the last minute, in percent of a core.
+    pub load: Option<u32>,
+    /// Other programs that take the cores, the busiest first; asked only where there is load.
+    pub busy: Vec<Busy>,
+}
+
+/// A program at work.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Busy {
+    /// Its name.
+    pub name: String,
+    /// Of a core; more than 100 is more than one.
+    pub percent: u32,
 }
 
 /// Memory in bytes.
@@ -145,7 +159,7 @@ pub struct Memory {
 }
 
 /// The RDMA stack, its devices, and what was tried with peers.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rdma {
     /// The verbs library: its file.
@@ -214,6 +228,41 @@ pub struct Probe {
     pub reliable: bool,
     /// It was found by an earlier run, on the same build of the system.
     pub remembered: bool,
+}
+
+/// What the two devices of a link do together.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Together {
+    /// The largest message that passes clean, in bytes.
+    pub slot: u64,
+    /// So many of them may be under way at once.
+    pub window: u64,
+    /// Microseconds there and back of 4 KiB.
+    pub round_trip_us: f64,
+    /// Bytes a second that come here, by this end's clock: while this end only receives, and while it sends as much.
+    pub rate: f64,
+    /// See `rate`.
+    pub rate_both_ways: f64,
+    /// Whether a write is one.
+    pub writes: Writes,
+    /// Messages and writes were tried by an earlier run, on the same builds of both systems.
+    pub remembered: bool,
+}
+
+/// Whether a device writes into a peer's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Writes {
+    /// Not asked: it is known to send only, and would take a write for a send.
+    #[default]
+    NotAsked,
+    /// It says so, and nothing is written.
+    No,
+    /// Yes, over reliable connections.
+    Reliable,
+    /// Yes, over unreliable ones.
+    Unreliable,
 }
 
 /// Depth of a queue pair: work requests, or frames of 4 KiB on devices that count those.
@@ -302,6 +351,18 @@ pub enum Act {
     Complete,
     /// Comparing what has arrived with what was sent.
     Compare,
+    /// Connecting a new queue pair, and sending the first messages both ways.
+    WarmUp,
+    /// Several messages at once, both ways.
+    Several,
+    /// A message there and back, again and again.
+    RoundTrip,
+    /// A stream of messages.
+    Stream,
+    /// A write into the peer's memory, to see whether it is one.
+    Write,
+    /// Waiting for a peer that has gone.
+    Gone,
 }
 
 /// One thing that was tried.
@@ -331,6 +392,8 @@ pub enum Outcome {
     Died(i32),
     /// Something else has arrived.
     Wrong(Wrong),
+    /// Nothing came, and no error.
+    Silent,
 }
 
 /// What is wrong with bytes that arrived without an error.
@@ -344,13 +407,15 @@ pub enum Wrong {
 }
 
 /// What was tried with one peer.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Link {
     /// The peer's host.
     pub peer: String,
     /// The device here.
     pub device: String,
+    /// The device there.
+    pub far: String,
     /// The peer's address that was used.
     pub address: String,
     /// TCP to the peer: `Some(0)` is connected, otherwise the error number.
@@ -361,8 +426,14 @@ pub struct Link {
     pub route: Option<String>,
     /// What was tried over verbs, in order.
     pub steps: Vec<Step>,
-    /// Messages that came in each direction: here, there.
+    /// First messages of new queue pairs that came in each direction: here, there.
     pub delivered: Option<(u64, u64)>,
+    /// Queue pairs that were dead from the start, before one of the same kind carried both ways.
+    pub remade: u32,
+    /// What the two devices do together, when all of it was found.
+    pub together: Option<Together>,
+    /// What the attempt ended with, where no step tells.
+    pub words: Option<String>,
     /// The peer's side channel ended while this side waited; its error number.
     pub side_channel: Option<i32>,
     /// The peer gave no sign of life for so many seconds while its device reported nothing.

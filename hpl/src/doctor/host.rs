@@ -7,6 +7,11 @@ use crate::units;
 /// Clocks further apart make time stamps of different hosts useless.
 const APART_MS: i64 = 1000;
 
+/// Other programs that take less than this of a core, in percent, are let be.
+const BUSY: u32 = 50;
+/// The same for a load that is nobody's, in percent of all cores.
+const LOADED: u32 = 50;
+
 /// What one host's facts tell.
 pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -22,6 +27,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
                 .then("`top -o mem` (macOS) or `top -o %MEM` shows who has it"),
         );
     }
+    found.extend(busy(facts));
     if cpu.governors.iter().any(|g| g == "powersave") {
         found.push(
             Finding::warning(
@@ -55,6 +61,31 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         );
     }
     found
+}
+
+/// Other programs on the cores: those that were seen at work, else a load that is nobody's, as in a container.
+fn busy(facts: &Facts) -> Option<Finding> {
+    let cpu = &facts.cpu;
+    let cores = |percent: u32| format!("{:.1}", f64::from(percent) / 100.0);
+    let taken: u32 = cpu.busy.iter().map(|b| b.percent).sum();
+    let seen = if taken >= BUSY {
+        let told = cpu.busy.iter().map(|b| format!("{} ({})", b.name, cores(b.percent)));
+        format!(
+            "other programs take {} of {} cores: {}",
+            cores(taken),
+            cpu.cores,
+            told.collect::<Vec<_>>().join(", ")
+        )
+    } else {
+        let load = cpu.load.filter(|load| *load >= BUSY.max(cpu.cores as u32 * LOADED))?;
+        format!("a load of {} on {} cores", cores(load), cpu.cores)
+    };
+    Some(
+        Finding::warning("busy-host", CORES, seen)
+            .because("work is shared out evenly: where another program takes a core, its rank is late, and all wait for it")
+            .then("end what is not needed, or wait until it is done")
+            .then("`top -o cpu` (macOS) or `top` shows who it is"),
+    )
 }
 
 /// What several hosts' facts tell together: `host` of these findings is empty where all are meant.
@@ -116,7 +147,7 @@ fn differ<'a>(values: impl Iterator<Item = (&'a String, String)>) -> Option<Stri
 
 #[cfg(test)]
 mod tests {
-    use super::super::facts::{Cpu, Memory, System};
+    use super::super::facts::{Busy, Cpu, Memory, System};
     use super::*;
 
     fn mac(host: &str) -> Facts {
@@ -157,6 +188,7 @@ mod tests {
             low_power: Some(true),
             speed_limit: Some(70),
             may_sleep: Some(true),
+            ..Cpu::default()
         };
         let found = judge(&slow);
         assert_eq!(
@@ -165,6 +197,25 @@ mod tests {
         );
         assert!(found[0].seen.contains("20.0 GiB of 64.0 GiB"));
         assert!(found.iter().all(|f| !f.cause.is_empty() && f.steps.iter().any(|s| !s.is_empty())));
+    }
+
+    #[test]
+    fn other_programs_on_the_cores_are_named() {
+        let told = |load: u32, busy: &[(&str, u32)]| {
+            let mut facts = mac("a");
+            facts.cpu.load = Some(load);
+            facts.cpu.busy =
+                busy.iter().map(|(name, p)| Busy { name: (*name).into(), percent: *p }).collect();
+            judge(&facts)
+        };
+        let found = told(180, &[("cc1plus", 150), ("mds", 30)]);
+        assert_eq!(ids(&found), ["busy-host"]);
+        assert_eq!(found[0].seen, "other programs take 1.8 of 10 cores: cc1plus (1.5), mds (0.3)");
+        assert!(found[0].steps[0].contains("end what is not needed"));
+        assert_eq!(ids(&told(40, &[("mds", 25)])), [""; 0], "a little is nobody's trouble");
+        assert_eq!(ids(&told(300, &[])), [""; 0], "ended a moment ago, or waits for a disk");
+        let found = told(700, &[]);
+        assert_eq!((ids(&found), found[0].seen.as_str()), (vec!["busy-host"], "a load of 7.0 on 10 cores"));
     }
 
     #[test]

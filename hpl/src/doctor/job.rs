@@ -1,4 +1,5 @@
-//! The doctor as the ranks of a job: every host looks at itself, one rank of each measures the links, and rank 0 tells.
+//! The doctor as the ranks of a job: every host looks at itself, its cables are tried, one rank of each host measures the
+//! links, and rank 0 tells.
 //!
 //! Facts travel through the rendezvous, so that hosts which do not reach each other are described all the same.
 
@@ -8,12 +9,14 @@ use std::sync::Arc;
 use fulmen::comm::Group;
 use fulmen::fabric::Fabric;
 use fulmen::fabric::rendezvous::Rendezvous;
+use fulmen::fabric::verbs::Devices;
 use fulmen::{Error, Job, Result};
 
 use super::facts::Facts;
-use super::finding::{Finding, NETWORK};
+use super::finding::{DEVICES, Finding, NETWORK};
+use super::mlx::Cables;
 use super::network::{self, LONG, Network};
-use super::{Options, look, tell};
+use super::{Options, cables_of, look, pairs, tell};
 use crate::exit::Status;
 
 /// What a rank may say in one round of the rendezvous, with some room left.
@@ -21,28 +24,46 @@ const WORD: usize = 12 << 10;
 /// More hosts are measured several pairs at a time.
 const ONE_BY_ONE: usize = 16;
 
-/// Looks at all hosts of a job; prints to `out` on rank 0. Collective. `connect` connects the ranks.
+/// Looks at all hosts of a job and at the cables between them; prints to `out` on rank 0. Collective. `devices`: those
+/// that join the ranks, as far as they were told; `connect` connects the ranks.
 ///
 /// # Errors
 /// When a rank is lost, or for files that cannot be read or written.
 pub fn run(
     options: &Options,
     job: &Job,
+    devices: &Devices,
     connect: impl FnOnce() -> Result<Arc<dyn Fabric>>,
     out: &mut dyn Write,
 ) -> Result<Status> {
+    let ranks = by_host(job);
     let leaders = leaders(job);
     let mine = match leaders.contains(&job.rank()) {
         true => serde_json::to_vec(&describe(options, job)).map_err(|e| Error::Internal(e.to_string()))?,
         false => Vec::new(),
     };
     let told = all_gather(job, &mine)?;
-    let (fabric, findings) = match connect() {
+    let read = |&rank: &usize| {
+        let problem =
+            |e: serde_json::Error| Error::Internal(format!("what rank {rank} says of its host: {e}"));
+        serde_json::from_slice(&told[rank]).map_err(problem)
+    };
+    let mut all: Vec<Facts> = leaders.iter().map(read).collect::<Result<_>>()?;
+    let named = match (job.rank(), cables_of(options)?) {
+        (0, Some(cables)) => by_rank(&cables, &ranks, &all),
+        _ => None,
+    };
+    // Before the ranks are connected: what joins them then may hold the devices.
+    let tried = pairs::look(job, &ranks, &all, named.as_ref().unwrap_or(devices), options.fresh)?;
+    let (fabric, mut findings) = match connect() {
         Ok(fabric) => (Some(fabric), vec![]),
         Err(Error::Unreachable { what, remedy }) => (None, vec![unreachable(&what, &remedy)]),
         Err(e @ Error::Argument { .. }) => (None, vec![unreachable(&e.to_string(), "")]),
         Err(e) => return Err(e),
     };
+    findings.extend(not_tried(tried.left));
+    findings.extend(tried.unjoined.iter().map(|(host, device)| leads_nowhere(&all[*host].host, device)));
+    tried.links.into_iter().for_each(|(host, link)| all[host].rdma.links.push(link));
     let links = match &fabric {
         Some(fabric) if leaders.len() > 1 => {
             let rounds = match leaders.len() <= ONE_BY_ONE {
@@ -56,12 +77,6 @@ pub fn run(
     if job.rank() != 0 {
         return Ok(Status::Passed);
     }
-    let read = |&rank: &usize| {
-        let problem =
-            |e: serde_json::Error| Error::Internal(format!("what rank {rank} says of its host: {e}"));
-        serde_json::from_slice(&told[rank]).map_err(problem)
-    };
-    let mut all: Vec<Facts> = leaders.iter().map(read).collect::<Result<_>>()?;
     let network = links.map(|links| Network { hosts: all.iter().map(|f| f.host.clone()).collect(), links });
     for link in network.iter().flat_map(|n| &n.links).filter(|l| l.from == 0) {
         all[link.to].clock_ahead_ms = Some(link.clock_ahead_ms);
@@ -71,8 +86,46 @@ pub fn run(
 
 /// The first rank of each host.
 pub fn leaders(job: &Job) -> Vec<usize> {
-    let hosts: Vec<&str> = (0..job.size()).map(|rank| job.host(rank)).collect();
-    (0..hosts.len()).filter(|&rank| !hosts[..rank].contains(&hosts[rank])).collect()
+    by_host(job).iter().map(|ranks| ranks[0]).collect()
+}
+
+/// The ranks of each host, hosts in the order of their first ranks.
+fn by_host(job: &Job) -> Vec<Vec<usize>> {
+    let mut found: Vec<(&str, Vec<usize>)> = Vec::new();
+    for rank in 0..job.size() {
+        let host = job.host(rank);
+        match found.iter_mut().find(|(name, _)| *name == host) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => found.push((host, vec![rank])),
+        }
+    }
+    found.into_iter().map(|(_, ranks)| ranks).collect()
+}
+
+/// The devices from rank to rank by a device matrix, whose hosts have the job's names, or none and the job's order.
+fn by_rank(cables: &Cables, ranks: &[Vec<usize>], all: &[Facts]) -> Option<Devices> {
+    let at: Vec<Option<usize>> =
+        (0..all.len()).map(|host| cables.place_of(host, all.len(), &all[host].host)).collect();
+    let size = ranks.iter().map(Vec::len).sum();
+    let mut rows = vec![vec![Vec::new(); size]; size];
+    for (from, to) in (0..all.len()).flat_map(|a| (0..all.len()).map(move |b| (a, b))) {
+        let (Some(a), Some(b)) = (at[from], at[to]) else { continue };
+        for (&x, &y) in ranks[from].iter().flat_map(|x| ranks[to].iter().map(move |y| (x, y))) {
+            rows[x][y] = cables.between(a, b).to_vec();
+        }
+    }
+    at.iter().any(Option::is_some).then_some(Devices::Matrix(rows))
+}
+
+fn not_tried(cables: usize) -> Option<Finding> {
+    (cables > 0).then(|| {
+        let seen = format!("{} not tried", crate::units::count(cables, "cable"));
+        Finding::note("cables-not-tried", DEVICES, seen)
+            .because(
+                "there was no time left: ranks that fulmen-run has not started have a minute for all of it",
+            )
+            .then("`fulmen-run --host HOST,HOST hpl-run doctor` takes its time")
+    })
 }
 
 /// This host, under the name by which the user calls it.
@@ -84,6 +137,16 @@ fn describe(options: &Options, job: &Job) -> Facts {
     }
 }
 
+fn leads_nowhere(host: &str, device: &str) -> Finding {
+    let seen = "its port is active, and leads to no other host of this job";
+    let mut finding = Finding::warning("leads-nowhere", device, seen)
+        .because("its far end belongs to a host that is not of the job, or the two ends have addresses of different networks")
+        .then("both ends of a cable need addresses of one /30, which no other cable has: `ifconfig` at both")
+        .then("or name the cables: `--matrix FILE`, `fulmen-run --hostfile FILE` with a device matrix");
+    finding.host = host.into();
+    finding
+}
+
 fn unreachable(words: &str, remedy: &str) -> Finding {
     let finding =
         Finding::failure("unreachable", NETWORK, words.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -93,7 +156,7 @@ fn unreachable(words: &str, remedy: &str) -> Finding {
 }
 
 /// Words of any length, each in as many rounds as the longest needs.
-fn all_gather(job: &Job, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+pub(super) fn all_gather(job: &Job, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut meeting = job;
     let lengths = meeting.all_gather(&(mine.len() as u32).to_le_bytes())?;
     let length = |bytes: &Vec<u8>| Some(u32::from_le_bytes(bytes.as_slice().try_into().ok()?) as usize);

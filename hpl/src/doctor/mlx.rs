@@ -49,17 +49,12 @@ struct Entry {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum File {
-    Matrix(Vec<Vec<Option<Cell>>>),
-    List(Vec<Entry>),
-    Object {
-        hosts: Vec<Entry>,
-        #[serde(default)]
-        backend: String,
-        #[serde(default)]
-        envs: Vec<String>,
-    },
+struct Object {
+    hosts: Vec<Entry>,
+    #[serde(default)]
+    backend: String,
+    #[serde(default)]
+    envs: Vec<String>,
 }
 
 fn row(cells: Vec<Option<Cell>>) -> Vec<Vec<String>> {
@@ -89,45 +84,62 @@ pub enum Shape {
 }
 
 impl Cables {
-    /// Reads either form; `file` is for messages.
+    /// Reads any of the three forms, which their first signs tell apart; `file` is for messages.
     ///
     /// # Errors
-    /// [`Error::Argument`] with what is wrong: no JSON, another form, or rows that make no square.
+    /// [`Error::Argument`] with the line and what is wrong: no JSON, another form, or rows that make no square.
     pub fn parse(text: &str, file: &str) -> Result<Cables> {
-        let wrong = |problem: String| {
-            Error::argument(
-                "the device matrix",
-                file,
-                problem,
-                "give what `mlx.distributed_config` writes, or a matrix like [[null, \"rdma_en5\"], [\"rdma_en4\", null]]",
-            )
+        let wrong = |place: String, problem: String| {
+            let remedy = "give what `mlx.distributed_config` writes: [{\"ssh\": \"a\", \"ips\": [\"10.0.0.1\"], \"rdma\": \
+                 [null, \"rdma_en5\"]}, ...], or a matrix like [[null, \"rdma_en5\"], [\"rdma_en4\", null]]";
+            Error::argument(place, "JSON", problem, remedy)
         };
-        // Its own words for what is no JSON at all: those of an untagged form do not tell the place.
-        let value: serde_json::Value =
-            serde_json::from_str(text).map_err(|e| wrong(format!("is not JSON: {e}")))?;
-        let parsed: File = serde_json::from_value(value)
-            .map_err(|_| wrong("is neither a matrix of devices nor a hostfile of mlx.launch".into()))?;
+        let text = text.trim_start_matches('\u{feff}');
+        let mut signs = text.chars().filter(|c| !c.is_whitespace());
         let named = |entry: Entry| Host { name: entry.ssh, ips: entry.ips, devices: row(entry.rdma) };
-        let cables = match parsed {
-            File::Matrix(rows) => {
+        let parsed = match (signs.next(), signs.next()) {
+            (Some('['), Some('[')) => serde_json::from_str::<Vec<Vec<Option<Cell>>>>(text).map(|rows| {
                 let rows = rows.into_iter().map(row).enumerate();
                 let hosts =
                     rows.map(|(i, devices)| Host { name: format!("host {i}"), devices, ips: Vec::new() });
                 Cables { hosts: hosts.collect(), bare: true, ..Cables::default() }
-            }
-            File::List(list) => Cables { hosts: list.into_iter().map(named).collect(), ..Cables::default() },
-            File::Object { hosts, backend, envs } => {
-                Cables { hosts: hosts.into_iter().map(named).collect(), backend, envs, bare: false }
-            }
+            }),
+            (Some('['), _) => serde_json::from_str::<Vec<Entry>>(text)
+                .map(|list| Cables { hosts: list.into_iter().map(named).collect(), ..Cables::default() }),
+            _ => serde_json::from_str::<Object>(text).map(|Object { hosts, backend, envs }| Cables {
+                hosts: hosts.into_iter().map(named).collect(),
+                backend,
+                envs,
+                bare: false,
+            }),
         };
+        let cables = parsed.map_err(|e| {
+            let kind = if e.is_data() { "" } else { "is not JSON: " };
+            wrong(format!("{file}:{}", e.line()), format!("{kind}{e}"))
+        })?;
         let n = cables.hosts.len();
         match cables.hosts.iter().find(|host| !host.devices.is_empty() && host.devices.len() != n) {
-            Some(host) => Err(wrong(format!(
-                "has {} places for {}, where there are {n} hosts",
-                host.devices.len(),
-                host.name
-            ))),
+            Some(host) => {
+                let places = host.devices.len();
+                let problem = format!("has {places} places for {}, where there are {n} hosts", host.name);
+                Err(wrong(file.into(), problem))
+            }
             None => Ok(cables),
+        }
+    }
+
+    /// Whether it came without names of hosts.
+    pub fn is_bare(&self) -> bool {
+        self.bare
+    }
+
+    /// Which host of these is the `i`th of as many that were looked at, whose name is `name`; hosts without names are in
+    /// the same order.
+    pub fn place_of(&self, i: usize, of: usize, name: &str) -> Option<usize> {
+        let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+        match self.bare {
+            true => (of == self.hosts.len()).then_some(i),
+            false => self.hosts.iter().position(|host| short(&host.name) == short(name)),
         }
     }
 
@@ -283,7 +295,17 @@ mod tests {
     fn what_is_wrong_is_told() {
         let told = |text: &str| Cables::parse(text, "m.json").unwrap_err().to_string();
         assert!(told("[[null,").contains("is not JSON") && told("[[null,").contains("line 1"));
-        assert!(told("{\"a\": 1}").contains("neither a matrix"), "{}", told("{\"a\": 1}"));
+        assert!(
+            told("{\"a\": 1}").contains("m.json:1: JSON: missing field `hosts`"),
+            "{}",
+            told("{\"a\": 1}")
+        );
+        assert!(told("[\n{\"ips\": []}]").contains("m.json:2: JSON: missing field `ssh`"));
+        assert!(
+            told("[[null, 7]]").contains("m.json:1: JSON: data did not match"),
+            "{}",
+            told("[[null, 7]]")
+        );
         assert!(told(r#"[[null, "x"], ["y"]]"#).contains("1 places for host 1, where there are 2 hosts"));
         let problems = |text: &str| Cables::parse(text, "m.json").unwrap().problems().join("\n");
         assert!(problems(r#"[["x", "y"], ["z", null]]"#).contains("host 0 has a device to itself (x)"));

@@ -2,8 +2,10 @@
 //!
 //! [`gather`] asks the system and fills [`facts`], [`probe`] tries its RDMA devices; [`rdma`] and [`host`] are pure rules
 //! from facts to [`finding`]s; [`report`] prints them. [`mlx`] reads and writes the files that tell which cable leads where.
-//! As the ranks of a [`job`] it looks at all their hosts, and at the [`network`] between them.
+//! As the ranks of a [`job`] it looks at all their hosts, tries the RDMA cables between them ([`pairs`]), and measures the
+//! [`network`].
 
+mod cache;
 pub mod facts;
 pub mod finding;
 pub mod gather;
@@ -11,6 +13,8 @@ pub mod host;
 pub mod job;
 pub mod mlx;
 pub mod network;
+mod notes;
+pub mod pairs;
 pub mod probe;
 pub mod rdma;
 pub mod report;
@@ -56,9 +60,24 @@ pub struct Options {
     #[arg(long, hide = true, value_name = "DEVICE", requires = "probe")]
     pub skip: Vec<String>,
 
+    /// Of those devices, one that it only looks at. May be repeated
+    #[arg(long, hide = true, value_name = "DEVICE", requires = "probe")]
+    pub known: Vec<String>,
+
+    /// What a process that tries one end of a cable is given
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub pair: Option<PathBuf>,
+
     /// Write a hostfile of mlx.launch with the device matrix, from the cables of all hosts
     #[arg(long, value_name = "FILE")]
     pub write_hostfile: Option<PathBuf>,
+}
+
+impl Options {
+    /// Whether this process only tries devices for another, and prints nothing.
+    pub fn is_child(&self) -> bool {
+        self.probe.is_some() || self.pair.is_some()
+    }
 }
 
 /// What `--json` prints, and `--with` reads.
@@ -83,6 +102,7 @@ pub fn judge(all: &[Facts]) -> Vec<Finding> {
         let mine = host::judge(facts).into_iter().chain(rdma::judge(facts));
         found.extend(mine.map(|f| Finding { host: facts.host.clone(), ..f }));
     }
+    found.extend(rdma::compare(all));
     found.extend(host::compare(all));
     found
 }
@@ -93,8 +113,13 @@ pub fn judge(all: &[Facts]) -> Vec<Finding> {
 /// For files that cannot be read or written.
 pub fn run(options: &Options, out: &mut dyn Write) -> Result<Status> {
     if let Some(notes) = &options.probe {
-        return Ok(probe::child(notes, &options.skip));
+        return Ok(probe::child(notes, &options.skip, &options.known));
     }
+    if let Some(notes) = &options.pair {
+        return Ok(pairs::child(notes));
+    }
+    // What cannot be read is told before the machine is asked.
+    cables_of(options)?;
     tell(options, vec![look(options)], None, Vec::new(), out)
 }
 
@@ -114,7 +139,7 @@ fn tell(
     out: &mut dyn Write,
 ) -> Result<Status> {
     for file in &options.with {
-        let heard: Heard = serde_json::from_str(&read(file)?).map_err(|e| {
+        let heard: Heard = serde_json::from_str(&read("--with", file)?).map_err(|e| {
             let remedy = "give what `hpl-run doctor --json` printed on that host";
             Error::argument("--with", file.display(), format!("is not that: {e}"), remedy)
         })?;
@@ -122,8 +147,7 @@ fn tell(
     }
     findings.extend(judge(&all));
     findings.extend(network.iter().flat_map(|network| network::judge(network, &all)));
-    if let Some(file) = &options.matrix {
-        let cables = Cables::parse(&read(file)?, &file.display().to_string())?;
+    if let Some(cables) = cables_of(options)? {
         findings.extend(compare(&cables, &all));
     }
     if let Some(file) = &options.write_hostfile {
@@ -133,7 +157,8 @@ fn tell(
             let remedy = "give the other hosts' facts: --with FILE, from `hpl-run doctor --json` on each";
             return Err(Error::argument("--write-hostfile", file.display(), problem, remedy));
         }
-        std::fs::write(file, cables.hostfile()).map_err(|e| system("writing", file, &e))?;
+        std::fs::write(file, cables.hostfile())
+            .map_err(|e| Error::System { what: format!("writing {}", file.display()), os: e.to_string() })?;
     }
     let text = if options.json {
         let told = Told { schema: "fulmen.doctor/1", hosts: &all, network, findings: &findings };
@@ -147,12 +172,17 @@ fn tell(
     Ok(if failed { Status::Resources } else { Status::Passed })
 }
 
-fn read(file: &Path) -> Result<String> {
-    std::fs::read_to_string(file).map_err(|e| system("reading", file, &e))
+/// What `--matrix` names.
+fn cables_of(options: &Options) -> Result<Option<Cables>> {
+    let Some(file) = &options.matrix else { return Ok(None) };
+    Cables::parse(&read("--matrix", file)?, &file.display().to_string()).map(Some)
 }
 
-fn system(what: &str, file: &Path, e: &std::io::Error) -> Error {
-    Error::System { what: format!("{what} {}", file.display()), os: e.to_string() }
+fn read(argument: &str, file: &Path) -> Result<String> {
+    std::fs::read_to_string(file).map_err(|e| {
+        let remedy = "name a file that you may read";
+        Error::argument(argument, file.display(), format!("cannot be read: {e}"), remedy)
+    })
 }
 
 /// A device matrix against itself and against what the hosts have.
@@ -165,16 +195,35 @@ pub fn compare(cables: &Cables, all: &[Facts]) -> Vec<Finding> {
                 .then("write it anew from the cables: `hpl-run doctor --with FILE --write-hostfile FILE`"),
         );
     }
-    for host in &cables.hosts {
-        let Some(facts) = all.iter().find(|f| f.host.split('.').next() == host.name.split('.').next()) else {
-            continue;
-        };
-        let Some(devices) = facts.rdma.devices.get() else { continue };
+    let at: Vec<Option<usize>> =
+        (0..all.len()).map(|i| cables.place_of(i, all.len(), &all[i].host)).collect();
+    if cables.is_bare() {
+        found.extend(all.iter().filter_map(|facts| in_no_row(cables, facts)));
+    } else if at.iter().all(Option::is_none) && !cables.is_empty() {
+        let names: Vec<&str> = cables.hosts.iter().map(|h| h.name.as_str()).collect();
+        let here: Vec<&str> = all.iter().map(|f| f.host.as_str()).collect();
+        let seen = format!("it is of {}, this is {}", names.join(", "), here.join(", "));
+        found.push(
+            Finding::failure("matrix-hosts", PORTS, seen)
+                .because("none of the hosts of the matrix was looked at: nothing of it was compared")
+                .then("run this on those hosts: `fulmen-run --hostfile FILE hpl-run doctor --matrix FILE`")
+                .then("or name the hosts in the file as the system does: `hostname`"),
+        );
+    }
+    for (facts, at) in all.iter().zip(at) {
+        let Some(host) = at.filter(|_| !cables.is_bare()).map(|at| &cables.hosts[at]) else { continue };
+        // Without a library there is no list, and no device either.
+        let devices = facts.rdma.devices.get().map_or(&[][..], Vec::as_slice);
         for named in host.devices.iter().flatten() {
             if !devices.iter().any(|d| d.name == *named) {
+                let cause = if devices.is_empty() {
+                    "this host has no RDMA device at all; what it lacks is told above or below"
+                } else {
+                    "this host has no such device: numbers change with restarts and cables"
+                };
                 let mut finding =
                     Finding::failure("matrix-device", DEVICES, format!("the matrix names {named}"))
-                        .because("this host has no such device: numbers change with restarts and cables")
+                        .because(cause)
                         .then("write the matrix anew: `hpl-run doctor --with FILE --write-hostfile FILE`");
                 finding.host.clone_from(&facts.host);
                 found.push(finding);
@@ -189,4 +238,24 @@ pub fn compare(cables: &Cables, all: &[Facts]) -> Vec<Finding> {
         );
     }
     found
+}
+
+/// A bare matrix does not say which row is whose: one that a host could have is looked for.
+fn in_no_row(cables: &Cables, facts: &Facts) -> Option<Finding> {
+    let devices = facts.rdma.devices.get().map_or(&[][..], Vec::as_slice);
+    let has = |name: &String| devices.iter().any(|d| d.name == *name);
+    let could_be = |host: &mlx::Host| host.devices.iter().flatten().all(has);
+    (!cables.hosts.iter().any(could_be)).then(|| {
+        let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+        let have = if names.is_empty() { "none".to_string() } else { names.join(", ") };
+        let mut finding = Finding::failure(
+            "matrix-device",
+            DEVICES,
+            format!("each row of the matrix names devices that are not here (here: {have})"),
+        )
+        .because("this host is none of the matrix, or its devices have other numbers since a restart")
+        .then("write the matrix anew: `hpl-run doctor --with FILE --write-hostfile FILE`");
+        finding.host.clone_from(&facts.host);
+        finding
+    })
 }

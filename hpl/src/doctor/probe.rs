@@ -6,7 +6,8 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::net::Ipv6Addr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use fulmen::fabric::verbs::nic;
@@ -14,8 +15,10 @@ use fulmen::fabric::verbs::probe::{self, Local, Note, Outcome as How};
 use fulmen::fabric::verbs::{LIBRARY_VARIABLE, Library, Step as At};
 use serde::{Deserialize, Serialize};
 
-use super::facts::{Act, Answer, Device, Facts, Granted, Limits, Outcome, Probe, Step, System, Wrong};
+use super::cache::{self, Key};
+use super::facts::{Act, Answer, Device, Facts, Granted, Limits, Outcome, Probe, Step};
 use super::gather::Run;
+use super::notes;
 use crate::exit::Status;
 
 /// How long a process may take; one that gets stuck in a device costs this.
@@ -31,24 +34,14 @@ const SACRIFICES: usize = 8;
 enum Line {
     /// Of this device, and its transport's number, are the lines that follow.
     Device(String, i32),
+    /// Whether its port is active, and the port's addresses.
+    Seen(bool, Vec<(u32, String)>),
     Step(Note),
     Found(Box<Local>),
 }
 
-/// What a device is found to be, and where that holds.
-#[derive(PartialEq, Serialize, Deserialize)]
-struct Kept {
-    fulmen: String,
-    os: String,
-    version: String,
-    build: String,
-    /// [`LIBRARY_VARIABLE`], if set.
-    library: Option<String>,
-    device: String,
-}
-
-/// The part of the process that tries: all devices but those of `skip`, into `notes`.
-pub fn child(notes: &Path, skip: &[String]) -> Status {
+/// The part of the process that tries: all devices but those of `skip`, into `notes`; those of `known` are only looked at.
+pub fn child(notes: &Path, skip: &[String], known: &[String]) -> Status {
     let Ok(mut file) = OpenOptions::new().append(true).open(notes) else { return Status::Resources };
     // A line that cannot be written is missed by the reader, who tells.
     let mut write = |line: &Line| {
@@ -59,6 +52,21 @@ pub fn child(notes: &Path, skip: &[String]) -> Status {
     let Ok(devices) = nic::list(library) else { return Status::Resources };
     for device in devices.iter().filter(|d| !skip.contains(&d.name)) {
         write(&Line::Device(device.name.clone(), device.transport));
+        let is_known = known.contains(&device.name);
+        match nic::look(library, &device.name) {
+            Ok((active, gids)) => {
+                let gid = |g: &nic::Gid| (g.index.into(), Ipv6Addr::from(g.raw).to_string());
+                write(&Line::Seen(active, gids.iter().map(gid).collect()));
+            }
+            Err(refusal) if is_known => {
+                let outcome = Some(How::Refused(refusal.number));
+                write(&Line::Step(Note { step: refusal.step, number: 1, outcome }));
+            }
+            Err(_) => {} // met again below
+        }
+        if is_known {
+            continue;
+        }
         let found = probe::local(library, &device.name, &mut |note| write(&Line::Step(note)));
         if let Ok(found) = found {
             write(&Line::Found(Box::new(found)));
@@ -72,6 +80,7 @@ pub fn child(notes: &Path, skip: &[String]) -> Status {
 struct Tried {
     name: String,
     is_thunderbolt: bool,
+    seen: Option<(bool, Vec<(u32, String)>)>,
     steps: Vec<Note>,
     found: Option<Local>,
 }
@@ -84,6 +93,7 @@ fn read(text: &str) -> Vec<Tried> {
                 let is_thunderbolt = nic::Listed { name: name.clone(), transport }.is_thunderbolt();
                 all.push(Tried { name, is_thunderbolt, ..Tried::default() });
             }
+            (Line::Seen(active, gids), Some(tried)) => tried.seen = Some((active, gids)),
             (Line::Step(note), Some(tried)) => tried.steps.push(note),
             (Line::Found(found), Some(tried)) => tried.found = Some(*found),
             (_, None) => {}
@@ -99,13 +109,16 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
     if is_absent || matches!(facts.rdma.devices, Answer::Hung(_) | Answer::Died(_)) {
         return; // nothing to try, or a driver that is stuck already
     }
-    let cache = cache(&facts.system);
-    let known: Vec<String> = facts.rdma.devices.get().into_iter().flatten().map(|d| d.name.clone()).collect();
-    let mut skip = Vec::new();
-    for name in known.iter().filter(|_| !fresh) {
-        if let Some(found) = cache.as_deref().and_then(|folder| recall(folder, &key(&facts.system, name))) {
+    let cache = cache::folder(&facts.system);
+    let listed: Vec<String> =
+        facts.rdma.devices.get().into_iter().flatten().map(|d| d.name.clone()).collect();
+    let (mut skip, mut known) = (Vec::new(), Vec::new());
+    for name in listed.iter().filter(|_| !fresh) {
+        if let Some(found) =
+            cache.as_deref().and_then(|folder| cache::recall(folder, &Key::of(&facts.system, name)))
+        {
             add(facts, name, |device| device.probe = Some(told(&found, true)));
-            skip.push(name.clone());
+            known.push(name.clone());
         }
     }
     let until = Instant::now() + ALTOGETHER;
@@ -114,12 +127,12 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
         if left.is_zero() {
             return; // devices that were not reached have no steps, which the table shows
         }
-        let Some((all, ended)) = try_devices(run, &skip, left) else { return };
+        let Some((all, ended)) = try_devices(run, &skip, &known, left) else { return };
         let last = all.last().map(|tried| tried.name.clone());
         for tried in all {
             skip.push(tried.name.clone());
             if let (Some(found), Some(folder)) = (&tried.found, &cache) {
-                keep(folder, key(&facts.system, &tried.name), found);
+                cache::keep(folder, &Key::of(&facts.system, &tried.name), found);
             }
             let end = match &ended {
                 Answer::Hung(seconds) if last.as_ref() == Some(&tried.name) => Some(Outcome::Hung(*seconds)),
@@ -135,7 +148,12 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
 }
 
 /// Runs the process; what it wrote and how it ended.
-fn try_devices(run: &dyn Run, skip: &[String], patience: Duration) -> Option<(Vec<Tried>, Answer<String>)> {
+fn try_devices(
+    run: &dyn Run,
+    skip: &[String],
+    known: &[String],
+    patience: Duration,
+) -> Option<(Vec<Tried>, Answer<String>)> {
     let program = std::env::current_exe().ok()?;
     let notes = std::env::temp_dir().join(format!("hpl-run-probe-{}-{}", std::process::id(), skip.len()));
     // Nobody else's file, and not what a link leads to.
@@ -143,6 +161,7 @@ fn try_devices(run: &dyn Run, skip: &[String], patience: Duration) -> Option<(Ve
     let (program, path) = (program.to_string_lossy(), notes.to_string_lossy());
     let mut command = vec![&*program, "doctor", "--probe", &*path];
     skip.iter().for_each(|name| command.extend(["--skip", name.as_str()]));
+    known.iter().for_each(|name| command.extend(["--known", name.as_str()]));
     let ended = run.run(&command, patience);
     let text = std::fs::read_to_string(&notes).unwrap_or_default();
     let _ = std::fs::remove_file(&notes); // else it is in a folder that the system empties
@@ -167,55 +186,34 @@ fn merge(device: &mut Device, tried: Tried, end: Option<Outcome>) {
     if device.transport.is_empty() && tried.is_thunderbolt {
         device.transport = "Thunderbolt".into();
     }
+    if let Some((active, gids)) = tried.seen {
+        device.active = Some(active);
+        // The system's own list has more.
+        if device.gids.is_empty() {
+            device.gids = gids;
+        }
+    }
     for note in &tried.steps {
         if let (At::Port, Some(outcome)) = (note.step, note.outcome) {
             device.active = Some(outcome == How::Done);
         }
-        if let (Some(act), Some(outcome)) = (act(note), note.outcome)
+        if let (Some(act), Some(outcome)) = (notes::act(note), note.outcome)
+            && let Some(outcome) = notes::told_of(note, outcome)
             && note.step != At::Port
         {
-            device.steps.push(Step { act, outcome: told_of(outcome) });
+            device.steps.push(Step { act, outcome });
         }
     }
     // The step that never ended.
-    let begun = tried.steps.last().filter(|note| note.outcome.is_none()).and_then(act);
+    let begun = tried.steps.last().filter(|note| note.outcome.is_none()).and_then(notes::act);
     if let Some(outcome) = end {
         device.steps.push(Step { act: begun.unwrap_or(Act::Open), outcome });
     }
-    device.probe = tried.found.as_ref().map(|found| told(found, false));
     if let Some(found) = &tried.found {
+        device.probe = Some(told(found, false));
         let l = &found.limits;
         let limits = Limits { queue_pairs: l.queue_pairs, domains: l.domains, regions: l.regions };
         device.limits.get_or_insert(limits);
-    }
-}
-
-fn act(note: &Note) -> Option<Act> {
-    Some(match note.step {
-        At::Open => Act::Open,
-        At::Port => Act::QueryPort,
-        At::AllocPd => Act::AllocDomain,
-        At::Register => Act::Register(u32::try_from(note.number).unwrap_or(u32::MAX)),
-        At::CreateCq => Act::CreateQueue,
-        At::CreateQp => Act::CreateUc,
-        At::CreateRc => Act::CreateOther,
-        At::Init => Act::Init,
-        At::ReadyToReceive => Act::ReadyToReceive,
-        At::ReadyToSend => Act::ReadyToSend,
-        At::PostReceive => Act::PostReceive,
-        At::PostSend => Act::PostSend,
-        At::Completion | At::WarmUp | At::Poll => Act::Complete,
-        At::Load | At::List | At::Address => return None,
-    })
-}
-
-fn told_of(how: How) -> Outcome {
-    match how {
-        How::Done => Outcome::Done,
-        How::Refused(number) => Outcome::Errno(number),
-        How::Silent => Outcome::Null,
-        How::Zeros => Outcome::Wrong(Wrong::Zeros),
-        How::Garbage => Outcome::Wrong(Wrong::Garbage),
     }
 }
 
@@ -233,80 +231,9 @@ fn told(found: &Local, remembered: bool) -> Probe {
     }
 }
 
-/// `~/Library/Caches/fulmen/probe` on a Mac, `~/.cache/fulmen/probe` elsewhere.
-fn cache(system: &System) -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let below = if system.is_macos() { "Library/Caches" } else { ".cache" };
-    let folder = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(below)))?;
-    folder.is_absolute().then(|| folder.join("fulmen/probe"))
-}
-
-fn key(system: &System, device: &str) -> Kept {
-    Kept {
-        fulmen: env!("CARGO_PKG_VERSION").into(),
-        os: system.os.clone(),
-        version: system.version.clone(),
-        build: system.build.clone(),
-        library: std::env::var(LIBRARY_VARIABLE).ok(),
-        device: device.into(),
-    }
-}
-
-/// One file a device; a name that is no file name is not kept.
-fn file(folder: &Path, device: &str) -> Option<PathBuf> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    (!device.is_empty() && device.chars().all(is_plain)).then(|| folder.join(format!("{device}.json")))
-}
-
-fn recall(folder: &Path, wanted: &Kept) -> Option<Local> {
-    let text = std::fs::read_to_string(file(folder, &wanted.device)?).ok()?;
-    let (kept, found): (Kept, Local) = serde_json::from_str(&text).ok()?;
-    (kept == *wanted).then_some(found)
-}
-
-/// Whole or not at all: a half-written file is of no use, and is not read.
-fn keep(folder: &Path, key: Kept, found: &Local) {
-    let Some(path) = file(folder, &key.device) else { return };
-    let Ok(text) = serde_json::to_string_pretty(&(key, found)) else { return };
-    let part = path.with_extension(std::process::id().to_string());
-    // Without a cache the devices are tried again next time.
-    let _ = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&part, text))
-        .and_then(|()| std::fs::rename(&part, &path));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn local() -> Local {
-        let text = r#"{"limits": {"queue_pairs": 11, "requests": 4095, "completion_queues": 11, "completions": 4096,
-            "regions": 100, "domains": 11}, "port": {"number": 1, "lid": 0, "mtu": 5, "width": 4, "speed": 8,
-            "largest_message": 16773120}, "registered": 1048576, "granted": [[256, {"send": 1023, "receive": 1023}]],
-            "reliable": false}"#;
-        serde_json::from_str(text).unwrap()
-    }
-
-    #[test]
-    fn what_is_kept_holds_for_its_build_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let system = System {
-            os: "macos".into(),
-            version: "26.3".into(),
-            build: "25D125".into(),
-            ..System::default()
-        };
-        let of = |system: &System| key(system, "rdma_en5");
-        assert_eq!(recall(folder.path(), &of(&system)), None);
-        keep(folder.path(), of(&system), &local());
-        assert_eq!(recall(folder.path(), &of(&system)), Some(local()));
-        let next = System { build: "25D200".into(), ..system.clone() };
-        assert_eq!(recall(folder.path(), &of(&next)), None);
-        keep(folder.path(), key(&system, "../x"), &local());
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        std::fs::write(folder.path().join("rdma_en5.json"), "{").unwrap();
-        assert_eq!(recall(folder.path(), &of(&system)), None);
-    }
 
     /// A process that wrote this, and ended so.
     struct Wrote(&'static str, Answer<String>);

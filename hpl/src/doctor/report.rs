@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use super::facts::{Answer, Device, Facts, Kind, Link, Nic, Probe};
+use super::facts::{Answer, Device, Facts, Kind, Link, Nic, Probe, Writes};
 use super::finding::{
     BRIDGE, CLOCK, CORES, DEVICES, Finding, LIBRARY, MANAGERS, MEMORY, NICS, PORTS, SWITCH, SYSTEM, Weight,
     link_check,
 };
-use super::network::{self, Network};
+use super::network::{self, Network, rate};
 use super::table::{Table, wrap};
 use crate::units;
 
@@ -114,7 +114,8 @@ fn checks(facts: &Facts) -> Vec<(String, String)> {
     } else {
         format!("governor {}", cpu.governors.join(", "))
     };
-    row(CORES, vec![cores, governors]);
+    let load = cpu.load.map_or(String::new(), |l| format!("load {:.1}", f64::from(l) / 100.0));
+    row(CORES, vec![cores, governors, load]);
     let available =
         facts.memory.available.map_or(String::new(), |b| format!("{} available", units::bytes(b.into())));
     let total = facts.memory.total.map_or(String::new(), |b| format!("{} in all", units::bytes(b.into())));
@@ -136,7 +137,7 @@ fn checks(facts: &Facts) -> Vec<(String, String)> {
         row(&device.name, vec![about(device)]);
     }
     for link in &rdma.links {
-        row(&link_check(link), vec![way(link)]);
+        row(&link_check(link), way(link));
     }
     rows
 }
@@ -194,7 +195,7 @@ fn tried(probe: &Probe) -> String {
     format!(", {kind}, {deepest} deep, {} registered{when}", units::bytes(probe.registered.into()))
 }
 
-fn way(link: &Link) -> String {
+fn way(link: &Link) -> Vec<String> {
     let route = link.route.as_ref().map_or(String::new(), |route| format!(" by {route}"));
     let tcp = match link.tcp {
         Some(0) => ", TCP connected",
@@ -202,7 +203,22 @@ fn way(link: &Link) -> String {
         None => "",
     };
     let address = if link.address.is_empty() { &link.peer } else { &link.address };
-    format!("{address}{route}{tcp}")
+    let far = if link.far.is_empty() { String::new() } else { format!("{} at ", link.far) };
+    let mut parts = vec![format!("{far}{address}{route}{tcp}")];
+    if let Some(t) = &link.together {
+        parts.push(format!("{} messages of {} under way", t.window, units::bytes(t.slot.into())));
+        parts.push(format!("{:.1} us there and back", t.round_trip_us));
+        parts.push(format!("{} to here, {} while sending", rate(t.rate), rate(t.rate_both_ways)));
+        let writes = match t.writes {
+            Writes::NotAsked => "sends only",
+            Writes::No => "writes are none",
+            Writes::Reliable => "writes (RC)",
+            Writes::Unreliable => "writes (UC)",
+        };
+        let when = if t.remembered { " (tried before; --fresh tries anew)" } else { "" };
+        parts.push(format!("{writes}{when}"));
+    }
+    parts
 }
 
 #[cfg(test)]

@@ -11,7 +11,8 @@
 
 use fulmen::job::env::{Variables, expand, slurm_counts};
 use fulmen::{Error, Result};
-use serde::Deserialize;
+
+use crate::doctor::mlx::Cables;
 
 /// A host that ranks can be started on.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -146,31 +147,17 @@ fn words(place: &str, line: &str, word: &str) -> Result<Vec<Host>> {
         .collect()
 }
 
-#[derive(Deserialize)]
-struct MlxHost {
-    ssh: String,
-    #[serde(default)]
-    ips: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct MlxFile {
-    hosts: Vec<MlxHost>,
-}
-
 fn from_json(file: &str, text: &str) -> Result<Vec<Host>> {
-    let parsed = if text.trim_start().starts_with('[') {
-        serde_json::from_str::<Vec<MlxHost>>(text)
-    } else {
-        serde_json::from_str::<MlxFile>(text).map(|f| f.hosts)
-    };
-    let parsed = parsed.map_err(|e| {
-        let remedy = "write [{\"ssh\": \"host1\", \"ips\": [\"10.0.0.1\"]}, ...], as mlx.launch reads it";
-        Error::argument(format!("{file}:{}", e.line()), "JSON", e.to_string(), remedy)
-    })?;
+    let cables = Cables::parse(text, file)?;
+    if cables.is_bare() {
+        let problem = "is a device matrix, which names no host";
+        let remedy =
+            "write [{\"ssh\": \"host1\", \"ips\": [\"10.0.0.1\"], \"rdma\": [null, \"rdma_en5\"]}, ...]";
+        return Err(Error::argument(file, "JSON", problem, remedy));
+    }
     let mut hosts = vec![];
-    for host in parsed {
-        let mut named = words(file, &host.ssh, &host.ssh)?;
+    for host in cables.hosts {
+        let mut named = words(file, &host.name, &host.name)?;
         for h in &mut named {
             // mlx starts one rank for each entry.
             h.slots = h.slots.or(Some(1));
@@ -279,6 +266,8 @@ mod tests {
         assert_eq!(from_file("x.json", object.as_bytes()).unwrap(), hosts);
         let wrong = from_file("x.json", b"[\n{\"ips\": []}]").unwrap_err().to_string();
         assert!(wrong.starts_with("x.json:2: JSON: missing field `ssh`"), "{wrong}");
+        let matrix = from_file("x.json", br#"[[null, "rdma_en5"], ["rdma_en4", null]]"#).unwrap_err();
+        assert!(matrix.to_string().contains("names no host"), "{matrix}");
     }
 
     #[test]

@@ -78,15 +78,26 @@ pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
 /// A device, as its rank tells the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Port {
+    /// Its name.
     pub name: String,
+    /// Whether it is one of Apple's, at one end of a cable.
     pub is_thunderbolt: bool,
+    /// Local identifier (InfiniBand), else 0.
     pub lid: u16,
+    /// Largest packet, as verbs number it.
     pub mtu: u8,
     /// Its addresses: kind (as [`GidKind`] numbers them) and bytes, the preferred first.
     pub gids: Vec<(u8, [u8; 16])>,
 }
 
 impl Port {
+    /// What is known of a port from outside, enough for [`cables`].
+    pub fn seen(name: &str, is_thunderbolt: bool, ipv4: Option<std::net::Ipv4Addr>) -> Port {
+        let gid = |v4: std::net::Ipv4Addr| (GidKind::Ipv4 as u8, v4.to_ipv6_mapped().octets());
+        let gids = ipv4.map(gid).into_iter().collect();
+        Port { name: name.to_owned(), is_thunderbolt, lid: 0, mtu: 0, gids }
+    }
+
     /// What `nic` is to the others.
     pub fn of(nic: &Nic) -> Port {
         Port {

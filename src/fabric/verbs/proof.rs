@@ -54,8 +54,12 @@ pub struct Draft {
     pub qp: Option<(QpId, Granted)>,
     psn: u32,
     pub is_proved: bool,
-    /// What its device last said to connecting.
+    /// What its device last refused.
     pub refused: Option<Refusal>,
+    /// Status of a completion of this attempt that did not end well; else 0.
+    pub status: i32,
+    /// Whether something has come in this attempt that nobody sent.
+    pub is_spoilt: bool,
     /// Receives and sends of this attempt that were completed well.
     received: u32,
     sent: u32,
@@ -67,7 +71,21 @@ impl Draft {
     /// One from device `nic` to the peer's device `far`.
     pub fn new((nic, far): (usize, usize), is_control: bool) -> Self {
         let (psn, is_proved, received, sent, expected) = (0, false, 0, 0, 0);
-        Draft { nic, far, is_control, qp: None, psn, is_proved, refused: None, received, sent, expected }
+        let (qp, refused, status, is_spoilt) = (None, None, 0, false);
+        Draft {
+            nic,
+            far,
+            is_control,
+            qp,
+            psn,
+            is_proved,
+            refused,
+            status,
+            is_spoilt,
+            received,
+            sent,
+            expected,
+        }
     }
 }
 
@@ -89,6 +107,11 @@ pub struct Side {
 impl Side {
     pub fn is_proved(&self) -> bool {
         self.drafts.iter().all(|d| d.is_proved)
+    }
+
+    /// Whether this end has received all that the other one was to send in the last attempt.
+    pub fn has_heard(&self) -> bool {
+        self.drafts.iter().all(|d| d.expected > 0 && d.received == d.expected)
     }
 
     /// Addresses of what draft `i` receives into and sends from.
@@ -197,15 +220,22 @@ fn make(nics: &mut [Nic], side: &mut Side, attempt: usize) -> Result<()> {
         }
         (draft.is_proved, draft.received, draft.sent, draft.expected) = (false, 0, 0, 0);
         (draft.psn, draft.refused) = (first_number(), None);
+        (draft.status, draft.is_spoilt) = (0, false);
         let depth = if draft.is_control { CONTROL_DEPTH } else { DATA_DEPTH };
         match nics[draft.nic].create_qp(way.service, depth) {
             Ok(made) => draft.qp = Some(made),
             Err(refusal)
                 if refusal.trouble() == Some(Trouble::UnreliableOnly) && side.ways.len() > attempt + 1 => {}
-            Err(refusal) => return Err(refusal.into()),
+            Err(refusal) => return Err(keep(draft, refusal)),
         }
     }
     Ok(())
+}
+
+/// A refusal that ends all is kept too, for who wants to know its step and number.
+fn keep(draft: &mut Draft, refusal: Refusal) -> Error {
+    draft.refused = Some(refusal.clone());
+    refusal.into()
 }
 
 fn end(nics: &[Nic], side: &Side, i: usize) -> End {
@@ -235,7 +265,7 @@ fn join(nics: &mut [Nic], side: &mut Side, ends: &[End], far: &Offer, attempt: u
                     draft.refused = Some(refusal);
                     continue;
                 }
-                _ => return Err(refusal.into()),
+                _ => return Err(keep(draft, refusal)),
             },
         }
         let id = PROOF | (attempt as u64) << 32 | (side.peer as u64) << 8 | i as u64;
@@ -248,7 +278,7 @@ fn join(nics: &mut [Nic], side: &mut Side, ends: &[End], far: &Offer, attempt: u
         draft.expected = lengths.len() as u32;
         for len in lengths {
             // SAFETY: slots and scratch are the side's own and outlive the queue pair.
-            unsafe { nic.post_receive(qp, id, at, *len) }?;
+            unsafe { nic.post_receive(qp, id, at, *len) }.map_err(|refusal| keep(draft, refusal))?;
             at += len;
         }
         // SAFETY: as above; the write of a proof comes later, after the rendezvous.
@@ -261,7 +291,7 @@ fn prove(me: usize, nics: &mut [Nic], side: &mut Side, ends: &[End], attempt: us
     let Some(Way { mode, .. }) = side.ways.get(attempt).copied() else { return Ok(()) };
     for i in 0..side.drafts.len() {
         let (_, from) = side.scratch(i);
-        let draft = &side.drafts[i];
+        let draft = &mut side.drafts[i];
         let Some((qp, _)) = draft.qp.filter(|_| !draft.is_proved && draft.expected > 0) else { continue };
         let nic = &mut nics[draft.nic];
         let id = PROOF | PROOF_SENT | (attempt as u64) << 32 | (side.peer as u64) << 8 | i as u64;
@@ -285,7 +315,7 @@ fn prove(me: usize, nics: &mut [Nic], side: &mut Side, ends: &[End], attempt: us
         for len in lengths {
             // SAFETY: it is not written again before the queue pair is proved or destroyed; the address and key of a
             // write are the peer's own.
-            unsafe { nic.post_send(qp, id, operation, at, *len) }?;
+            unsafe { nic.post_send(qp, id, operation, at, *len) }.map_err(|refusal| keep(draft, refusal))?;
         }
     }
     Ok(())
@@ -300,13 +330,16 @@ fn watch(me: usize, nics: &mut [Nic], sides: &mut [Side], attempt: usize, patien
             let n = nic.poll(&mut completions)?;
             for c in &completions[..n] {
                 let (peer, i) = ((c.id >> 8 & 0xFFFF) as usize, (c.id & 0xFF) as usize);
-                let is_current =
-                    c.id >> 60 == 15 && (c.id >> 32 & 0xFFF) as usize == attempt && c.status == 0;
+                let is_current = c.id >> 60 == 15 && (c.id >> 32 & 0xFFF) as usize == attempt;
                 let Some(side) = sides.iter_mut().find(|s| s.peer == peer).filter(|_| is_current) else {
                     continue;
                 };
                 let (into, _) = side.scratch(i);
                 let Some(draft) = side.drafts.get_mut(i) else { continue };
+                if c.status != 0 {
+                    draft.status = c.status;
+                    continue;
+                }
                 if c.id & PROOF_SENT != 0 {
                     draft.sent += 1;
                     continue;
@@ -319,11 +352,16 @@ fn watch(me: usize, nics: &mut [Nic], sides: &mut [Side], attempt: usize, patien
                 // SAFETY: the receive is complete: nothing writes there any more.
                 let came = unsafe { bytes(at, len) };
                 let is_right = came.iter().copied().eq(pattern(peer, me, i, attempt).take(len));
-                draft.received += u32::from(is_right && c.bytes as usize == len);
+                let is_right = is_right && c.bytes as usize == len;
+                draft.received += u32::from(is_right);
+                draft.is_spoilt |= !is_right;
             }
         }
-        let is_there =
-            |d: &Draft| d.is_proved || d.expected == 0 || (d.received, d.sent) == (d.expected, d.expected);
+        // What has failed or brought something else will not end well any more.
+        let is_over = |d: &Draft| d.status != 0 || d.is_spoilt;
+        let is_there = |d: &Draft| {
+            d.is_proved || d.expected == 0 || is_over(d) || (d.received, d.sent) == (d.expected, d.expected)
+        };
         if sides.iter().flat_map(|s| &s.drafts).all(is_there) || start.elapsed() > patience {
             return Ok(());
         }

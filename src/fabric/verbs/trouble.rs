@@ -47,6 +47,16 @@ pub enum Step {
     Poll,
     /// A completion, whose status is the number.
     Completion,
+    /// Moving several messages at once; a number is a completion's status, as in the two that follow.
+    Several,
+    /// Moving a message there and back.
+    RoundTrip,
+    /// Moving a stream of messages.
+    Stream,
+    /// Testing whether a write writes.
+    Write,
+    /// Waiting for a peer that has gone.
+    Gone,
 }
 
 impl std::fmt::Display for Step {
@@ -70,6 +80,11 @@ impl std::fmt::Display for Step {
             Step::PostSend => "posting a send",
             Step::Poll => "polling for completions",
             Step::Completion => "moving data",
+            Step::Several => "moving several messages at once",
+            Step::RoundTrip => "moving a message there and back",
+            Step::Stream => "moving a stream of messages",
+            Step::Write => "testing whether a write writes",
+            Step::Gone => "waiting for a peer that has gone",
         })
     }
 }
@@ -196,7 +211,7 @@ impl Trouble {
             },
             Step::WarmUp => Some(Trouble::DeadDirection),
             Step::PostReceive | Step::PostSend if full => Some(Trouble::QueueFull),
-            Step::Completion => match number {
+            Step::Completion | Step::Several | Step::RoundTrip | Step::Stream => match number {
                 WC_LOC_LEN_ERR => Some(Trouble::FrameMismatch),
                 WC_RETRY_EXC_ERR => Some(Trouble::Unanswered),
                 WC_RNR_RETRY_EXC_ERR => Some(Trouble::ReceiverNotReady),
@@ -239,7 +254,9 @@ impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Refusal { device, step, number } = self;
         match step {
-            Step::Completion => write!(f, "{device}: {step} failed with status {number}")?,
+            Step::Completion | Step::Several | Step::RoundTrip | Step::Stream => {
+                write!(f, "{device}: {step} failed with status {number}")?
+            }
             Step::WarmUp | Step::Address => write!(f, "{device}: {step} failed")?,
             _ => write!(f, "{device}: {step} failed with error {number}")?,
         }

@@ -109,8 +109,9 @@ fn send(wire: &mut Guard<'_>, port: usize, slot: usize, wr: &SendWr) -> Result<(
     };
     let (pd, erred) = (qp.pd, qp.state == QPS_ERR);
     let frames = if apple { frames(sge.length) } else { 1 };
-    let beyond = qp.send_frames + frames > qp.send_grant;
+    let (after, granted) = (qp.send_frames + frames, qp.send_grant);
     let full = qp.send_tail - qp.send_polled >= RING as u64 - 1;
+    let beyond = after > wire.holds(port, granted);
     let mut vanishes = 0;
     if beyond || full {
         wire.port(port).counters.over_posts += 1;
@@ -123,6 +124,8 @@ fn send(wire: &mut Guard<'_>, port: usize, slot: usize, wr: &SendWr) -> Result<(
     if apple && wr.opcode != WR_SEND {
         wire.port(port).counters.not_sends += 1;
     }
+    let writes = matches!(wr.opcode, WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM);
+    let opcode = if writes && wire.plays(port, sge.length, Kind::WriteIsSend) { WR_SEND } else { wr.opcode };
     if wire.key_is_wrong(port, pd, &sge, 0) {
         (status, vanishes) = (WC_LOC_PROT_ERR, 1);
     }
@@ -133,7 +136,7 @@ fn send(wire: &mut Guard<'_>, port: usize, slot: usize, wr: &SendWr) -> Result<(
         addr: sge.addr,
         len: sge.length,
         lkey: sge.lkey,
-        opcode: wr.opcode,
+        opcode,
         flags: wr.send_flags,
         imm: wr.imm_data,
         rkey: wr.rkey,
@@ -179,8 +182,9 @@ fn recv(wire: &mut Guard<'_>, port: usize, slot: usize, wr: &RecvWr) -> Result<(
     }
     let (pd, erred) = (qp.pd, qp.state == QPS_ERR);
     let frames = if apple { frames(sge.length) } else { 1 };
-    let beyond = qp.recv_frames + frames > qp.recv_grant;
+    let (after, granted) = (qp.recv_frames + frames, qp.recv_grant);
     let full = qp.recv_tail - qp.recv_polled >= RING as u64 - 1;
+    let beyond = after > wire.holds(port, granted);
     if beyond || full {
         wire.port(port).counters.over_posts += 1;
         if full || !apple || !wire.plays(port, sge.length, Kind::OverPostSilent) {

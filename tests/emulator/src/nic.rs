@@ -17,6 +17,7 @@ pub fn frames(len: u32) -> u32 {
 // What befalls a message, in `Send::fate`; its upper bits hold what details are drawn from.
 const FATE_FOREIGN: u32 = 1;
 const FATE_FLIP: u32 = 2;
+const FATE_LENGTH: u32 = 3;
 
 /// Unanswered, an RC sender gives up after this long, in nanoseconds (a NIC's default is some seconds).
 const RC_PATIENCE: u64 = 1_000_000_000;
@@ -138,6 +139,7 @@ impl Guard<'_> {
                         if let Some((fate, dice)) = self.draw(port, send.len, |k| match k {
                             Kind::Foreign => Some(FATE_FOREIGN),
                             Kind::FlippedBit => Some(FATE_FLIP),
+                            Kind::LengthError => Some(FATE_LENGTH),
                             _ => None,
                         }) {
                             send.fate = fate | (dice as u32) << 2;
@@ -251,7 +253,9 @@ impl Guard<'_> {
         let mut targets = [None, None];
         if self.wants_receive(send.opcode) && (self.apple() || send.opcode != WR_RDMA_WRITE_WITH_IMM) {
             for (target, recv) in targets.iter_mut().zip([send.recv, send.twin]) {
-                *target = if recv == 0 { None } else { self.receive_target(pp, pq, recv - 1, send.len) };
+                let fits = send.fate & 3 != FATE_LENGTH;
+                *target =
+                    if recv == 0 { None } else { self.receive_target(pp, pq, recv - 1, send.len, fits) };
             }
         } else {
             let wanted = ACCESS_REMOTE_WRITE as u32;
@@ -326,13 +330,13 @@ impl Guard<'_> {
     }
 
     /// The address that a receive is filled at; sets its outcome. `None`: nothing lands.
-    fn receive_target(&mut self, port: usize, q: usize, position: u64, len: u32) -> Option<u64> {
+    fn receive_target(&mut self, port: usize, q: usize, position: u64, len: u32, fits: bool) -> Option<u64> {
         let qp = &self.port(port).qps[q];
         let (recv, pd) = (*at(&qp.recvs, position), qp.pd);
         let region = self.region(port, pd, recv.lkey, recv.addr, recv.len, ACCESS_LOCAL_WRITE as u32);
         let frames_differ = self.apple() && frames(recv.len) != frames(len);
         let (status, lands) = match region {
-            _ if frames_differ || len > recv.len => {
+            _ if frames_differ || len > recv.len || !fits => {
                 self.port(port).counters.length_errors += 1;
                 (WC_LOC_LEN_ERR, false)
             }

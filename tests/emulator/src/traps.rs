@@ -44,6 +44,16 @@ impl Guard<'_> {
         self.draw(port, bytes, |k| (k == kind).then_some(())).is_some()
     }
 
+    /// What a queue that was granted so much really holds.
+    pub fn holds(&self, port: usize, granted: u32) -> u32 {
+        let traps = &self.shared.world().traps;
+        let shallow = self.shared.traps_of(port).iter().filter_map(|i| match traps[*i].kind {
+            Kind::Shallow { frames } => Some(frames),
+            _ => None,
+        });
+        shallow.min().map_or(granted, |least| least.min(granted))
+    }
+
     /// The errno with which a call is to fail.
     pub fn fails(&mut self, port: usize, call: Call) -> Option<i32> {
         let of_call = |k| match k {

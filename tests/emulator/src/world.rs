@@ -148,6 +148,15 @@ pub enum Kind {
     BadWrUnset,
     /// Posts beyond the budget are accepted; sends of them never complete, receives of them are never filled.
     OverPostSilent,
+    /// A queue holds no more than this, whatever was granted: frames (Apple) or requests.
+    Shallow {
+        /// How many.
+        frames: u32,
+    },
+    /// A message's receive ends with a length error, as when too many messages of several frames are under way.
+    LengthError,
+    /// A write is carried as a send (Apple's provider always does that).
+    WriteIsSend,
     /// A message that finds no receive is lost and ends its direction for good. Else it waits (Apple).
     EarlySendKills,
     /// The wire of the device goes down when it is to carry this message. No event, no error.

@@ -206,6 +206,43 @@ fn posts_beyond_the_budget_can_vanish() {
 }
 
 #[test]
+fn a_queue_can_hold_less_than_was_granted() {
+    let world = trapped(Trap::always(Kind::Shallow { frames: 40 }).on(CABLE[1]));
+    let verbs = load(&world);
+    let [_, b] = pair(&verbs, CABLE, QPT_UC, 256, MIB);
+    // 64 KiB are 16 frames.
+    let posted: Vec<bool> = (0..4).map(|i| b.recv(i, 0, KIB64).is_ok()).collect();
+    assert_eq!(posted, [true, true, false, false]);
+    assert_eq!(world.counters().over_posts, 2);
+}
+
+#[test]
+fn a_receive_can_end_with_a_length_error() {
+    let world = trapped(Trap::once_after(Kind::LengthError, 2));
+    let verbs = load(&world);
+    let [a, b] = burst(&verbs, 4);
+    let statuses: Vec<i32> = b.completions(4).iter().map(|w| w.status).collect();
+    assert_eq!(statuses, [WC_SUCCESS, WC_SUCCESS, WC_LOC_LEN_ERR, WC_SUCCESS]);
+    assert_eq!(origins(&a, &b, 4)[2], None, "nothing has landed");
+}
+
+#[test]
+fn a_nics_write_can_be_a_send() {
+    let world = World::switch(Profile::Nic, 2).trap(Trap::always(Kind::WriteIsSend)).install().unwrap();
+    let verbs = load(&world);
+    let [a, b] = pair(&verbs, ["emu0", "emu1"], QPT_UC, 64, MIB);
+    a.fill(5);
+    b.recv(1, 0, KIB64).unwrap();
+    // SAFETY: a live region.
+    let key = unsafe { (*b.mr).rkey };
+    a.write(2, 0, 4096, (b.memory as u64 + MIB as u64 / 2, key), Some(9)).unwrap();
+    let got = b.completions(1)[0];
+    assert_eq!((got.opcode, got.byte_len, got.wc_flags & WC_WITH_IMM), (WC_OP_RECV, 4096, 0));
+    assert!(a.bytes()[..4096] == b.bytes()[..4096], "in the receive");
+    assert!(b.bytes()[MIB / 2..][..4096].iter().all(|byte| *byte == 0), "not where it was to be written");
+}
+
+#[test]
 fn errors_can_be_negative_and_bad_wr_unset() {
     let world = World::mesh(Profile::Apple, 2)
         .trap(Trap::always(Kind::NegativeErrno).on(CABLE[0]))

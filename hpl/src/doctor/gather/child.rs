@@ -1,7 +1,7 @@
 //! A command in a child, watched.
 
 use std::io::Read;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -30,6 +30,8 @@ impl Run for Child {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // Who kills this process's group hard does not hit what holds verbs objects.
+            .process_group(0)
             .spawn();
         let mut child = match child {
             Ok(child) => child,
@@ -49,14 +51,19 @@ impl Run for Child {
                 t if t > patience + GRACE => return Answer::Hung(patience.as_secs()),
                 t if t > patience && !asked_to_end => {
                     asked_to_end = true;
-                    // SAFETY: a signal to our own child, which has not been waited for.
-                    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+                    ask_to_end(&child);
                 }
                 _ => {}
             }
             std::thread::sleep(LOOK);
         }
     }
+}
+
+/// Asks a child to end. It must not have been waited for.
+pub fn ask_to_end(child: &std::process::Child) {
+    // SAFETY: a signal to our own child, whose number is its own until it is waited for.
+    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
 }
 
 fn ended(status: ExitStatus, out: &str, err: &str) -> Answer<String> {

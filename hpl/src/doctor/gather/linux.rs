@@ -5,7 +5,7 @@ use std::path::Path;
 use fulmen::fabric::tcp::is_tunnel;
 
 use super::super::facts::{Answer, Device, Facts, Interface, Kind, Nic};
-use super::{Run, ask};
+use super::{Run, ask, load};
 
 /// `root` is `/`, or a test's copy of it.
 pub(super) fn gather(run: &dyn Run, root: &Path, facts: &mut Facts) {
@@ -21,6 +21,7 @@ pub(super) fn gather(run: &dyn Run, root: &Path, facts: &mut Facts) {
     facts.system.model = file("sys/class/dmi/id/product_name");
     facts.system.uptime = file("proc/uptime").split('.').next().and_then(|s| s.parse().ok());
     facts.cpu.governors = governors(root);
+    load::linux(root, &mut facts.cpu);
     facts.nics = nics(&root.join("sys/class/net"));
     facts.rdma.library = match ask(run, &["ldconfig", "-p"]) {
         Answer::Is(list) => library(&list),

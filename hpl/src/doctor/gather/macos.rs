@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fulmen::fabric::tcp::is_tunnel;
 
 use super::super::facts::{Answer, Device, Facts, Interface, Kind, Limits, Nic, Port};
-use super::{Run, ask, read, value};
+use super::{Run, ask, load, read, value};
 
 /// Programs that set the addresses of Thunderbolt interfaces, or hold RDMA devices, on their own account.
 const MANAGERS: [&str; 2] = ["exo", "jaccl"];
@@ -26,6 +26,8 @@ pub(super) fn gather(run: &dyn Run, facts: &mut Facts) {
     facts.cpu.may_sleep = setting("sleep").map(|minutes| minutes != 0);
     facts.cpu.speed_limit =
         value(&text(&["pmset", "-g", "therm"]), "CPU_Speed_Limit").and_then(|n| n.parse().ok());
+
+    load::macos(run, &mut facts.cpu);
 
     let rdma = &mut facts.rdma;
     rdma.enabled = read(ask(run, &["rdma_ctl", "status"]), enabled);

@@ -3,9 +3,10 @@
 
 mod child;
 mod linux;
+mod load;
 mod macos;
 
-pub use child::Child;
+pub use child::{Child, ask_to_end};
 
 use std::time::Duration;
 

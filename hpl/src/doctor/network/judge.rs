@@ -6,11 +6,11 @@ use super::show::{name, rate};
 use super::{Link, Network};
 
 /// A link that has less than this part of what the others have is slow.
-const SLOW: f64 = 0.5;
+pub const SLOW: f64 = 0.5;
 /// One that has less than this is named before each run.
 const FAR_SLOWER: f64 = 0.25;
 /// Two directions that differ by more than this are not alike.
-const UNLIKE: f64 = 2.0;
+pub const UNLIKE: f64 = 2.0;
 /// A link that answers so many times later than the others...
 const LATE: f64 = 4.0;
 /// ...and so many microseconds, is late.
@@ -19,7 +19,7 @@ const LATE_US: f64 = 200.0;
 const OF_ITS_SPEED: f64 = 0.5;
 
 /// What a good link has, whichever way is up: of a host with a bad port up to two thirds of the links are bad.
-fn usual(values: impl Iterator<Item = f64>, more_is_better: bool) -> Option<f64> {
+pub fn usual(values: impl Iterator<Item = f64>, more_is_better: bool) -> Option<f64> {
     let mut values: Vec<f64> = values.filter(|v| v.is_finite() && *v > 0.0).collect();
     values.sort_by(f64::total_cmp);
     let last = values.len().checked_sub(1)?;

@@ -5,9 +5,11 @@ mod measure;
 mod short;
 mod show;
 
+pub(super) use judge::{SLOW, UNLIKE, usual};
 pub use judge::{far_slower, judge};
 pub use measure::{Effort, LONG, links, one_by_one, side_by_side};
 pub use short::slow_links;
+pub(super) use show::rate;
 pub use show::{name, text};
 
 use serde::{Deserialize, Serialize};

@@ -15,7 +15,7 @@ pub fn name(network: &Network, link: &Link) -> String {
 }
 
 /// `1.18 GB/s`, `940 kB/s`.
-pub(super) fn rate(bytes_per_second: f64) -> String {
+pub fn rate(bytes_per_second: f64) -> String {
     match bytes_per_second {
         r if r >= 1e8 => format!("{:.2} GB/s", r / 1e9),
         r if r >= 1e5 => format!("{:.1} MB/s", r / 1e6),

@@ -17,11 +17,8 @@ pub(super) fn judge(facts: &Facts, device: &Device) -> Vec<Finding> {
     }
     let mut found: Vec<Finding> =
         device.steps.iter().filter_map(|step| failed(facts, device, &subject, step)).collect();
-    if found.is_empty()
-        && facts.system.is_macos()
-        && device.active == Some(true)
-        && device.ipv4_gid().is_none()
-    {
+    let is_thunderbolt = facts.system.is_macos() || device.transport == "Thunderbolt";
+    if found.is_empty() && is_thunderbolt && device.active == Some(true) && device.ipv4_gid().is_none() {
         found.push(no_address(facts, device, &subject, "the port is active and has no IPv4 address (GID)"));
     }
     found
@@ -90,7 +87,11 @@ pub(super) fn failed(facts: &Facts, device: &Device, subject: &str, step: &Step)
                 .then(format!("with an active port the domains are used up: {RESTART}")),
         );
     }
-    if let (Act::PostReceive | Act::PostSend, Died(SIGSEGV)) = (step.act, &step.outcome) {
+    let posts = matches!(
+        step.act,
+        Act::PostReceive | Act::PostSend | Act::WarmUp | Act::Several | Act::RoundTrip | Act::Stream
+    );
+    if posts && step.outcome == Died(SIGSEGV) {
         return Some(
             Finding::failure("unplugged", subject, "posting ended by a memory fault (SIGSEGV)")
                 .because(
@@ -133,7 +134,11 @@ fn at(act: Act) -> At {
         Act::ReadyToSend => At::ReadyToSend,
         Act::PostReceive => At::PostReceive,
         Act::PostSend => At::PostSend,
-        Act::Complete | Act::Compare => At::Completion,
+        Act::Complete | Act::Compare | Act::Write | Act::Gone => At::Completion,
+        Act::WarmUp => At::WarmUp,
+        Act::Several => At::Several,
+        Act::RoundTrip => At::RoundTrip,
+        Act::Stream => At::Stream,
     }
 }
 
@@ -141,6 +146,7 @@ fn at(act: Act) -> At {
 fn met(facts: &Facts, device: &Device, subject: &str, trouble: Trouble, act: Act) -> Option<Finding> {
     let failure = |id, seen: &str| Finding::failure(id, subject, seen).because(trouble.cause());
     Some(match trouble {
+        Trouble::PortDown => port_down(facts, subject),
         Trouble::DomainsExhausted => failure("no-domain", "no protection domain on an active port")
             .because(format!(
                 "the device's {} are used up: each program that was killed, or failed while it started, keeps one until a restart",

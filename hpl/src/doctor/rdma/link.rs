@@ -1,18 +1,85 @@
 //! One peer: whether it is reached, over which cable, and whether what it sends arrives.
 
-use super::super::facts::{Act, Device, Facts, Link, Outcome, Step, Wrong};
-use super::super::finding::{Finding, link_check};
+use super::super::facts::{Act, Device, Facts, Link, Outcome, Step, Writes, Wrong};
+use super::super::finding::{Finding, Weight, link_check};
 use super::device;
+use crate::units;
+
+/// Bytes of the unit that Apple's devices count in.
+const FRAME: u64 = 4096;
 
 pub(super) fn judge(facts: &Facts, link: &Link) -> Vec<Finding> {
     let subject = link_check(link);
     let mut found = Vec::new();
     found.extend(control(link, &subject));
     found.extend(route(link, &subject));
-    let steps: Vec<_> = link.steps.iter().filter_map(|step| failed(facts, link, &subject, step)).collect();
-    let silence = if steps.is_empty() { silence(link, &subject) } else { None };
+    // What ends the process comes last; what else fails on a port that goes down fails because of that.
+    let is_crash = |s: &&Step| matches!(s.outcome, Outcome::Died(_));
+    let is_port = |s: &&Step| s.act == Act::QueryPort && s.outcome != Outcome::Done;
+    let mut steps = link.steps.iter();
+    if let Some(step) = steps.clone().find(is_crash).or_else(|| steps.find(is_port)) {
+        found.extend(failed(facts, link, &subject, step));
+        return found;
+    }
+    let mut steps: Vec<Finding> = Vec::new();
+    for step in &link.steps {
+        // Attempts fail alike: each trouble once.
+        steps.extend(failed(facts, link, &subject, step).filter(|f| steps.iter().all(|s| s.id != f.id)));
+    }
+    let rest =
+        if steps.is_empty() { silence(link, &subject).or_else(|| without(link, &subject)) } else { None };
+    if link.together.is_some() {
+        // It works, with less under way at once.
+        let is_depth = |f: &&mut Finding| ["frame-budget", "frame-mismatch"].contains(&f.id);
+        steps.iter_mut().filter(is_depth).for_each(|f| f.weight = Weight::Warning);
+    }
     found.extend(steps);
-    found.extend(silence);
+    found.extend(rest);
+    found.extend(together(link, &subject));
+    found
+}
+
+/// It ended, and no step tells why.
+fn without(link: &Link, subject: &str) -> Option<Finding> {
+    if link.together.is_some() || link.side_channel.is_some() {
+        return None;
+    }
+    let words = link.words.as_ref()?.split_whitespace().collect::<Vec<_>>().join(" ");
+    let finding = Finding::failure("pair-failed", subject, words);
+    Some(finding.because("not known to this program").then("use TCP for now: `--fabric tcp`"))
+}
+
+/// What works, and not as it should.
+fn together(link: &Link, subject: &str) -> Vec<Finding> {
+    let Some(together) = &link.together else { return Vec::new() };
+    let mut found = Vec::new();
+    if link.remade > 0 {
+        let seen = format!(
+            "{} carried nothing, a new one did",
+            units::count(link.remade as usize, "new queue pair")
+        );
+        found.push(
+            Finding::note("pair-made-anew", subject, seen)
+                .because("a queue pair is sometimes dead from the start")
+                .then("nothing: Fulmen tests each one, and makes a dead one anew"),
+        );
+    }
+    if together.slot == FRAME {
+        found.push(
+            Finding::warning("frames-only", subject, "messages of more than 4 KiB do not pass")
+                .because("the driver of this build delivers one frame at a time (macOS before 26.3), or the cable loses long ones")
+                .then("update both machines to the same build, macOS 26.3 or later: `sw_vers`")
+                .then("until then Fulmen sends frames, more slowly"),
+        );
+    }
+    if together.writes == Writes::No {
+        found.push(
+            Finding::warning("write-is-send", subject, "a write did not write: it was taken for a send, or lost")
+                .because("the device accepts writes into a peer's memory and does something else")
+                .then("Fulmen finds that out at connect and sends into posted receives; nothing is to be done for it")
+                .then("other programs must not write over this device"),
+        );
+    }
     found
 }
 
@@ -21,10 +88,13 @@ fn control(link: &Link, subject: &str) -> Option<Finding> {
     let address = if link.address.is_empty() { &link.peer } else { &link.address };
     if let Some(number) = link.side_channel {
         return Some(
-            Finding::failure(
+            Finding::warning(
                 "peer-failed-first",
                 subject,
-                format!("the side channel ended (recv: {number})"),
+                match number {
+                    0 => "the other end gave up first".into(),
+                    _ => format!("the side channel ended (recv: {number})"),
+                },
             )
             .because("the peer ended first, and its number here means nothing")
             .then("look at the first rank that failed: its message tells why"),
@@ -82,7 +152,10 @@ fn route(link: &Link, subject: &str) -> Option<Finding> {
 }
 
 fn failed(facts: &Facts, link: &Link, subject: &str, step: &Step) -> Option<Finding> {
-    let (Act::Compare, Outcome::Wrong(wrong)) = (step.act, &step.outcome) else {
+    if step.outcome == Outcome::Silent {
+        return lost(subject, step.act);
+    }
+    let Outcome::Wrong(wrong) = &step.outcome else {
         let known = facts.rdma.devices.get().into_iter().flatten().find(|d| d.name == link.device);
         let unknown = Device { name: link.device.clone(), ..Device::default() };
         return device::failed(facts, known.unwrap_or(&unknown), subject, step);
@@ -108,6 +181,29 @@ fn failed(facts: &Facts, link: &Link, subject: &str, step: &Step) -> Option<Find
         )
         .then("try another cable and port; then the same macOS build on both ends: `sw_vers`"),
     })
+}
+
+/// Messages that should have come.
+fn lost(subject: &str, act: Act) -> Option<Finding> {
+    match act {
+        Act::Several => Some(
+            Finding::failure(
+                "frame-budget",
+                subject,
+                "with several messages under way they stopped coming, without an error",
+            )
+            .because("the device took more frames than it holds (queues are counted in frames of 4 KiB), or lost one")
+            .then("Fulmen lowers its window by itself; for other programs halve the depth")
+            .then("tell the build with a report: `sw_vers`"),
+        ),
+        Act::RoundTrip | Act::Stream | Act::Complete => Some(
+            Finding::failure("lost-message", subject, "a message vanished, without an error")
+                .because("these connections repeat nothing: a bad cable or connector, or a fault of the driver")
+                .then("another cable, another port; then measure again")
+                .then("Fulmen notices a lost message by its number and ends the job; over TCP nothing is lost: `--fabric tcp`"),
+        ),
+        _ => None,
+    }
 }
 
 /// Nothing failed, and yet nothing comes.

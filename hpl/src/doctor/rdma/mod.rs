@@ -4,9 +4,12 @@
 mod device;
 mod link;
 mod setup;
+mod speed;
 
 use super::facts::{Act, Facts, Outcome, Step};
 use super::finding::Finding;
+
+pub use speed::judge as compare;
 
 /// Signal of a fault in memory, the same number everywhere.
 const SIGSEGV: i32 = 11;
@@ -47,6 +50,12 @@ fn name(act: Act) -> &'static str {
         Act::PostSend => "posting a send",
         Act::Complete => "waiting for a completion",
         Act::Compare => "comparing what arrived",
+        Act::WarmUp => "connecting and testing a new queue pair",
+        Act::Several => "moving several messages at once",
+        Act::RoundTrip => "moving a message there and back",
+        Act::Stream => "moving a stream of messages",
+        Act::Write => "testing whether a write writes",
+        Act::Gone => "waiting for a peer that has gone",
     }
 }
 
@@ -60,6 +69,7 @@ fn unknown(facts: &Facts, subject: &str, step: &Step) -> Option<Finding> {
         Outcome::Hung(seconds) => return Some(wedged(subject, name(step.act), seconds)),
         Outcome::Died(signal) => format!("ended the process by signal {signal}"),
         Outcome::Wrong(_) => "brought something else".into(),
+        Outcome::Silent => "brought nothing".into(),
     };
     let system = format!("{} {} ({})", facts.system.os, facts.system.version, facts.system.build);
     Some(

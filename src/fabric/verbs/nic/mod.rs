@@ -90,6 +90,32 @@ impl Drop for Opening {
     }
 }
 
+/// Whether the port of the device called `name` is active, and its addresses, the preferred first. Costs nothing that a
+/// device has few of.
+///
+/// # Errors
+/// When there is no such device, or it cannot be opened.
+pub fn look(library: &'static Library, name: &str) -> Result<(bool, Vec<Gid>), Refusal> {
+    let refuse = |number| Refusal { device: name.to_owned(), step: Step::Open, number };
+    let list = DeviceList::get(library)?;
+    let found = list.devices().find(|d| list.describe(*d).name == name);
+    let device = found.ok_or_else(|| refuse(libc::ENODEV))?;
+    // SAFETY: a device of the list.
+    let context = NonNull::new(unsafe { (library.open_device)(device) });
+    let context = context.ok_or_else(|| refuse(last_errno()))?;
+    let opened = Opening { library, context, pd: None };
+    let mut attr = IbvDeviceAttr::zeroed();
+    // SAFETY: an open context and room for the answer.
+    let rc = unsafe { (library.query_device)(opened.context.as_ptr(), &mut attr) };
+    if rc != 0 {
+        return Err(refuse(number(rc)));
+    }
+    Ok(match active_port(library, opened.context, &attr) {
+        Ok((port, port_attr)) => (true, gids(library, opened.context, port, &port_attr)),
+        Err(_) => (false, Vec::new()),
+    })
+}
+
 impl Nic {
     /// Opens the device called `name` and makes a completion queue of `entries` on it.
     ///

@@ -5,13 +5,15 @@
 //! crashed. [`local`] asks this host alone; [`pair`] two of them, at both ends of a cable.
 
 mod pair;
+mod stream;
 
-pub use pair::{Pair, pair};
+pub use super::devices::{Port, cables};
+pub use pair::{Known, Pair, Writes, pair};
 
 use serde::{Deserialize, Serialize};
 
 use super::ffi::Library;
-use super::nic::{Granted, Limits, Nic, Port, Service};
+use super::nic::{self, Granted, Limits, Nic, Service};
 use super::trouble::{Refusal, Step};
 use crate::fabric::mem::pages::Pages;
 
@@ -39,6 +41,8 @@ pub enum Outcome {
     Zeros,
     /// Something else came.
     Garbage,
+    /// Not at all, for the other end has given up or is gone.
+    Left,
 }
 
 /// Who is told.
@@ -50,7 +54,7 @@ pub struct Local {
     /// How many of each thing it says it has.
     pub limits: Limits,
     /// Its port.
-    pub port: Port,
+    pub port: nic::Port,
     /// Bytes registered in one piece.
     pub registered: usize,
     /// Requests (or frames) asked of a queue pair, and what it was granted.

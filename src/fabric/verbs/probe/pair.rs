@@ -13,13 +13,13 @@ use crate::fabric::Memory;
 use crate::fabric::rendezvous::Rendezvous;
 use crate::fabric::verbs::arena::Arena;
 use crate::fabric::verbs::ffi::Library;
-use crate::fabric::verbs::links::{self, Offer, SLOTS, gather};
+use crate::fabric::verbs::links::{Offer, SLOTS, gather};
 use crate::fabric::verbs::nic::{Completion, Nic, Operation, QpId, Service};
 use crate::fabric::verbs::proof::noise;
 use crate::fabric::verbs::proof::{self, Draft, Side, Way};
 use crate::fabric::verbs::protocol::wire::SLOT;
 use crate::fabric::verbs::protocol::{FRAME, Mode};
-use crate::fabric::verbs::trouble::{Step, Trouble};
+use crate::fabric::verbs::trouble::{Refusal, Step, Trouble};
 
 /// Message sizes that are tried, the smallest first.
 const SIZES: [usize; 3] = [FRAME, 64 << 10, 512 << 10];
@@ -29,41 +29,56 @@ const DEEPEST: usize = 32;
 const ATTEMPTS: usize = 3;
 /// How long a message may take.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Rounds of a message there and back.
-const ROUNDS: usize = 100;
-/// Bytes of a stream, about.
-const STREAM: usize = 16 << 20;
 
 /// What two devices do together.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Pair {
     /// Name of the device at the other end.
     pub far: String,
-    /// The largest message that passes clean, in bytes.
-    pub slot: usize,
-    /// So many of them may be under way; half of what passed, when more did not.
-    pub window: usize,
+    /// What changes with the system's builds alone.
+    pub known: Known,
     /// Seconds there and back of one frame.
     pub round_trip: f64,
     /// Bytes per second by the receiver's clock: to this host alone, and while it sends as much.
     pub rate: f64,
     /// See `rate`.
     pub rate_both_ways: f64,
-    /// Whether a write wrote, and over which connection; `None`: not asked (Thunderbolt devices take it for a send).
-    pub writes: Option<Option<Service>>,
+}
+
+/// What two devices do together on every cable, until the system or its driver is another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Known {
+    /// The largest message that passes clean, in bytes.
+    pub slot: usize,
+    /// So many of them may be under way; half of what passed, when more did not.
+    pub window: usize,
+    /// Whether a write is one.
+    pub writes: Writes,
+}
+
+/// Whether a write writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Writes {
+    /// Not asked: Thunderbolt devices take it for a send.
+    NotAsked,
+    /// It does something else, or nothing.
+    No,
+    /// It does, over this kind of connection.
+    Over(Service),
 }
 
 /// Two ends that are being tried; the queue pairs go before the memory.
-struct Ends<'a> {
-    rendezvous: &'a mut dyn Rendezvous,
-    nic: Vec<Nic>,
+pub(super) struct Ends<'a> {
+    pub(super) rendezvous: &'a mut dyn Rendezvous,
+    pub(super) nic: Vec<Nic>,
     offers: Vec<Offer>,
     arena: Arc<Arena>,
     tell: &'a mut Tell<'a>,
-    me: usize,
+    pub(super) me: usize,
 }
 
-/// Tries `device` against the device of the other of two ranks; collective.
+/// Tries `device` against the device of the other of two ranks; collective. What both ends know from before (`known`) is
+/// not found out anew, unless nothing passes so.
 ///
 /// # Errors
 /// When the other rank is lost or has failed, or nothing passes at all; the steps have been told.
@@ -71,6 +86,7 @@ pub fn pair<'a>(
     rendezvous: &'a mut dyn Rendezvous,
     library: &'static Library,
     device: &str,
+    known: Option<Known>,
     tell: &'a mut Tell<'a>,
 ) -> Result<Pair> {
     let me = rendezvous.rank();
@@ -86,17 +102,35 @@ pub fn pair<'a>(
         Err(error) => (None, Err(error)),
     };
     let offers = gather(rendezvous, offer)?;
+    let known = gather(rendezvous, Ok(known))?;
     let nic = nic.into_iter().collect();
     let mut ends = Ends { rendezvous, nic, offers, arena: Arc::default(), tell, me };
-    ends.run()
+    ends.run(known[0].filter(|_| known[0] == known[1]))
 }
 
 impl Ends<'_> {
-    fn run(&mut self) -> Result<Pair> {
+    fn run(&mut self, known: Option<Known>) -> Result<Pair> {
+        let before = match known {
+            Some(known) => self.warm_up(posted(known.slot))?.map(|side| (side, known)),
+            None => None,
+        };
+        let (side, known) = match before {
+            Some(found) => found,
+            None => self.find_out()?,
+        };
+        let Known { slot, window, .. } = known;
+        let round_trip = self.round_trip(&side)?;
+        let (rate, rate_both_ways) = self.rates(&side, slot, window)?;
+        self.gone(side)?;
+        let far = self.offers[1 - self.me].ports.first().map(|port| port.name.clone()).unwrap_or_default();
+        Ok(Pair { far, known, round_trip, rate, rate_both_ways })
+    }
+
+    /// What passes, and queue pairs on which it does.
+    fn find_out(&mut self) -> Result<(Side, Known)> {
         let mut best: Option<(Side, usize)> = None;
         for size in SIZES {
-            let way = Way { service: Service::Uc, mode: Mode::Posted, chunk: size };
-            match self.warm_up(way)? {
+            match self.warm_up(posted(size))? {
                 Some(side) => {
                     if let Some((before, _)) = best.replace((side, size)) {
                         self.destroy(&before);
@@ -115,57 +149,82 @@ impl Ends<'_> {
         if failed {
             // Its queue pairs may be dead.
             self.destroy(&side);
-            let way = Way { service: Service::Uc, mode: Mode::Posted, chunk: slot };
-            side =
-                self.warm_up(way)?.ok_or_else(|| Error::Internal("what has passed passes no more".into()))?;
+            let again = self.warm_up(posted(slot))?;
+            side = again.ok_or_else(|| Error::Internal("what has passed passes no more".into()))?;
         }
-        let round_trip = self.round_trip(&side)?;
-        let to_zero = self.stream(&side, slot, window, [false, true])?;
-        let to_one = self.stream(&side, slot, window, [true, false])?;
-        let rate_both_ways = self.stream(&side, slot, window, [true, true])?;
-        let rate = if self.me == 0 { to_zero } else { to_one };
-        self.destroy(&side);
         let writes = self.writes()?;
-        let far = self.offers[1 - self.me].ports.first().map(|port| port.name.clone()).unwrap_or_default();
-        Ok(Pair { far, slot, window, round_trip, rate, rate_both_ways, writes })
+        Ok((side, Known { slot, window, writes }))
     }
 
-    fn note(&mut self, step: Step, number: usize, outcome: Option<Outcome>) {
+    pub(super) fn note(&mut self, step: Step, number: usize, outcome: Option<Outcome>) {
         (self.tell)(Note { step, number: number as u64, outcome });
+        // Nothing tells of a cable that was pulled but the port's state, and that only who asks.
+        if outcome == Some(Outcome::Silent) && !self.nic[0].is_port_active() {
+            (self.tell)(Note { step: Step::Port, number: 1, outcome: Some(Outcome::Refused(0)) });
+        }
     }
 
-    fn destroy(&mut self, side: &Side) {
+    pub(super) fn destroy(&mut self, side: &Side) {
         for (qp, _) in side.drafts.iter().filter_map(|d| d.qp) {
             self.nic[0].destroy_qp(qp);
         }
     }
 
+    /// Memory that the device knows.
+    pub(super) fn take(&mut self, bytes: usize) -> Result<Arc<Memory>> {
+        if let Some(memory) = self.arena.take(bytes) {
+            return Ok(memory);
+        }
+        let (nic, tell) = (&mut self.nic[0], &mut *self.tell);
+        self.arena.grow(bytes, |at, len| {
+            let number = nic.regions() as u64 + 1;
+            // SAFETY: the arena keeps it mapped and goes after the device: fields are dropped in order.
+            super::step(tell, Step::Register, number, || unsafe { nic.register(at, len) })?;
+            Ok(())
+        })?;
+        self.arena.take(bytes).ok_or_else(|| Error::Internal(format!("no {bytes} bytes after growing")))
+    }
+
     /// A control and a data queue pair that have carried their proofs in both directions.
     fn warm_up(&mut self, way: Way) -> Result<Option<Side>> {
-        let slots = links::take(&self.arena, &mut self.nic, 2 * SLOTS as usize * SLOT)?;
-        let scratch = links::take(&self.arena, &mut self.nic, 4 * way.chunk)?;
+        let memory = self.take(2 * SLOTS as usize * SLOT).and_then(|s| Ok((s, self.take(4 * way.chunk)?)));
+        let ok = memory.as_ref().map(|_| ()).map_err(Clone::clone);
+        gather(self.rendezvous, ok)?;
+        let (slots, scratch) = memory?;
         let drafts = vec![Draft::new((0, 0), true), Draft::new((0, 0), false)];
         let ways = vec![way; ATTEMPTS];
         let peer = 1 - self.me;
         let mut sides = vec![Side { peer, drafts, ways, made_at: 0, chunk: way.chunk, slots, scratch }];
         for attempt in 0..ATTEMPTS {
-            self.note(Step::WarmUp, way.chunk, None);
+            let tried = if way.mode == Mode::Write { Step::Write } else { Step::WarmUp };
+            self.note(tried, way.chunk, None);
             let done =
                 proof::round(self.rendezvous, &mut self.nic, &mut sides, &self.offers, attempt, PATIENCE);
-            let outcome = match (&done, sides[0].is_proved()) {
-                (Ok(()), true) => Outcome::Done,
-                _ => Outcome::Silent,
+            let side = &sides[0];
+            let refused = side.drafts.iter().find_map(|draft| draft.refused.as_ref());
+            let status = side.drafts.iter().map(|draft| draft.status).find(|status| *status != 0);
+            let (step, outcome) = match (refused, &done, status) {
+                (Some(refusal), ..) => (refusal.step, Outcome::Refused(refusal.number)),
+                (_, Err(_), _) => (tried, Outcome::Left),
+                (.., Some(status)) => (Step::Completion, Outcome::Refused(status)),
+                _ if side.has_heard() => (tried, Outcome::Done),
+                _ if side.drafts.iter().any(|draft| draft.is_spoilt) => (tried, Outcome::Garbage),
+                _ => (tried, Outcome::Silent),
             };
-            let refused = sides[0].drafts.iter().find_map(|draft| draft.refused.as_ref());
-            let refused = refused.map(|r| (r.step, r.number));
-            match refused {
-                Some((step, number)) => self.note(step, way.chunk, Some(Outcome::Refused(number))),
-                None => self.note(Step::WarmUp, way.chunk, Some(outcome)),
+            // How a write fails is no matter.
+            self.note(if way.mode == Mode::Write { tried } else { step }, way.chunk, Some(outcome));
+            if let Err(error) = done {
+                sides.iter().for_each(|side| self.destroy(side));
+                return Err(error);
             }
-            done?;
-            if gather(self.rendezvous, Ok(sides[0].is_proved()))?.into_iter().all(|proved| proved) {
+            let mine = (sides[0].is_proved(), self.nic[0].is_port_active());
+            let all = gather(self.rendezvous, Ok(mine))?;
+            if all.iter().all(|(proved, _)| *proved) {
                 self.drain()?;
                 return Ok(sides.pop());
+            }
+            if all.iter().any(|(_, up)| !up) {
+                break;
             }
         }
         sides.iter().for_each(|side| self.destroy(side));
@@ -182,32 +241,47 @@ impl Ends<'_> {
     }
 
     /// Data queue pair, and what it was granted for receives.
-    fn data(side: &Side) -> Result<(QpId, usize)> {
+    pub(super) fn data(side: &Side) -> Result<(QpId, usize)> {
         let found = side.drafts.get(1).and_then(|d| d.qp);
         found
             .map(|(qp, granted)| (qp, granted.receive as usize))
             .ok_or_else(|| Error::Internal("no queue pair".into()))
     }
 
-    fn post(&mut self, qp: QpId, is_send: bool, id: u64, at: usize, len: usize) -> Result<()> {
+    pub(super) fn control(side: &Side) -> Result<QpId> {
+        let found = side.drafts.first().and_then(|d| d.qp);
+        found.map(|(qp, _)| qp).ok_or_else(|| Error::Internal("no queue pair".into()))
+    }
+
+    pub(super) fn post(
+        &mut self,
+        qp: QpId,
+        is_send: bool,
+        id: u64,
+        at: usize,
+        len: usize,
+    ) -> std::result::Result<(), Refusal> {
         let nic = &mut self.nic[0];
         // SAFETY: memory of the arena, a part for each request under way, untouched until its completion or until the queue
         // pair is gone.
-        let posted = unsafe {
+        unsafe {
             if is_send {
                 nic.post_send(qp, id, Operation::Send, at, len)
             } else {
                 nic.post_receive(qp, id, at, len)
             }
-        };
-        posted.map_err(Error::from)
+        }
     }
 
     /// Takes completions until `done` says so, or none has come for too long: then `false`.
-    fn until(&mut self, mut done: impl FnMut(&mut Self, &Completion) -> Result<bool>) -> Result<bool> {
+    pub(super) fn until(
+        &mut self,
+        patience: Duration,
+        mut done: impl FnMut(&mut Self, &Completion) -> Result<bool>,
+    ) -> Result<bool> {
         let mut last = Instant::now();
         let mut completions = [Completion::default(); 32];
-        while last.elapsed() < PATIENCE {
+        while last.elapsed() < patience {
             let n = self.nic[0].poll(&mut completions)?;
             for completion in &completions[..n] {
                 last = Instant::now();
@@ -223,45 +297,17 @@ impl Ends<'_> {
     /// More and more messages under way at once, in both directions: how many pass, and whether more did not.
     fn ramp(&mut self, side: &Side, slot: usize) -> Result<(usize, bool)> {
         let (qp, granted) = Self::data(side)?;
-        let memory = links::take(&self.arena, &mut self.nic, 2 * DEEPEST * slot)?;
-        let first = memory.as_ptr() as usize;
+        let memory = self.take(2 * DEEPEST * slot);
+        gather(self.rendezvous, memory.as_ref().map(|_| ()).map_err(Clone::clone))?;
+        let memory = memory?;
         // Thunderbolt devices count frames, others requests.
         let cost = if self.nic[0].listed().is_thunderbolt() { slot / FRAME } else { 1 };
         let mut good = 0;
         let mut window = 1;
         while window <= DEEPEST && window * cost <= granted * 95 / 100 {
-            self.note(Step::Completion, window, None);
-            for i in 0..window {
-                fill(&memory, (DEEPEST + i) * slot, slot, self.me, window + i);
-                clear(&memory, i * slot, slot);
-            }
-            let mut posted = Ok(());
-            for i in 0..window {
-                posted = posted.and_then(|()| self.post(qp, false, i as u64, first + i * slot, slot));
-            }
-            gather(self.rendezvous, posted)?;
-            let mut sent = Ok(());
-            for i in 0..window {
-                let at = first + (DEEPEST + i) * slot;
-                sent = sent.and_then(|()| self.post(qp, true, (DEEPEST + i) as u64, at, slot));
-            }
-            let (mut left, mut status) = (2 * window, 0);
-            let all = sent.is_ok()
-                && self.until(|_, c| {
-                    left -= 1;
-                    let wrong_length = (c.id as usize) < DEEPEST && c.bytes as usize != slot;
-                    status = if c.status == 0 && wrong_length { 1 } else { c.status };
-                    Ok(left == 0 || status != 0)
-                })?;
-            let came = (0..window).map(|i| check(&memory, i * slot, slot, 1 - self.me, window + i));
-            let outcome = match (status, all) {
-                (0, true) => {
-                    came.fold(Outcome::Done, |worst, this| if this == Outcome::Done { worst } else { this })
-                }
-                (0, false) => Outcome::Silent,
-                (status, _) => Outcome::Refused(status),
-            };
-            self.note(Step::Completion, window, Some(outcome));
+            self.note(Step::Several, window, None);
+            let (step, outcome) = self.several(qp, &memory, slot, window)?;
+            self.note(step, window, Some(outcome));
             let ok = gather(self.rendezvous, Ok(outcome == Outcome::Done))?.into_iter().all(|ok| ok);
             if !ok {
                 return if good == 0 {
@@ -282,161 +328,69 @@ impl Ends<'_> {
         Ok((good.max(1), false))
     }
 
-    /// Everybody's `mine`, and an error when one of the two has not got through.
-    fn both(&mut self, what: &str, mine: Result<bool>) -> Result<()> {
-        let told = mine.and_then(|ok| {
-            ok.then_some(()).ok_or_else(|| Error::Resources {
-                what: format!("{}: {what} was lost", self.nic[0].name()),
-                remedy: Trouble::DeadDirection.remedy().into(),
-            })
-        });
-        gather(self.rendezvous, told).map(drop)
-    }
-
-    /// Seconds of a frame there and back, on the control queue pair.
-    fn round_trip(&mut self, side: &Side) -> Result<f64> {
-        let qp = Self::control(side)?;
-        let memory = links::take(&self.arena, &mut self.nic, 4 * FRAME)?;
-        let at = memory.as_ptr() as usize;
-        let place = |id: u64| at + id as usize * FRAME;
-        self.note(Step::Completion, FRAME, None);
-        // Ids 0 and 1 are receives, two of them posted ahead: a message never comes before its receive. 2 and 3 are sends.
-        let posted = (0..2).try_for_each(|id| self.post(qp, false, id, place(id), FRAME));
-        gather(self.rendezvous, posted)?;
-        let start = Instant::now();
-        let me = self.me;
-        let (mut came, mut left) = (0, 0);
-        let first = if me == 0 { self.post(qp, true, 2, place(2), FRAME) } else { Ok(()) };
-        let done = first.and_then(|()| {
-            self.until(|ends, c| {
-                if c.status != 0 {
-                    return Err(Error::Internal(format!("a completion with status {}", c.status)));
-                }
-                if c.id >= 2 {
-                    left += 1;
-                } else {
-                    came += 1;
-                    if came + 2 <= ROUNDS {
-                        ends.post(qp, false, c.id, place(c.id), FRAME)?;
-                    }
-                    if me == 1 || came < ROUNDS {
-                        let id = 2 + came as u64 % 2;
-                        ends.post(qp, true, id, place(id), FRAME)?;
-                    }
-                }
-                Ok(came == ROUNDS && left == ROUNDS)
-            })
-        });
-        let took = start.elapsed().as_secs_f64() / ROUNDS as f64;
-        let outcome = if matches!(done, Ok(true)) { Outcome::Done } else { Outcome::Silent };
-        self.note(Step::Completion, FRAME, Some(outcome));
-        self.both("a message there and back", done)?;
-        Ok(took)
-    }
-
-    /// Bytes per second that come to this rank while the ranks send that `senders` tells; 0 when none come.
-    fn stream(&mut self, side: &Side, slot: usize, window: usize, senders: [bool; 2]) -> Result<f64> {
-        // Ids: what it is, and which. Credits tell that so many receives more are posted.
-        const LANDED: u64 = 0;
-        const LEFT: u64 = 1 << 32;
-        const CREDIT: u64 = 2 << 32;
-        const TOLD: u64 = 3 << 32;
-        let (sends, receives) = (senders[self.me], senders[1 - self.me]);
-        let (data, control) = (Self::data(side)?.0, Self::control(side)?);
-        let memory = links::take(&self.arena, &mut self.nic, 2 * window * slot + 8 * FRAME)?;
-        let at = memory.as_ptr() as usize;
-        let (into, from, credits) = (at, at + window * slot, at + 2 * window * slot);
-        let total = (STREAM / slot).max(2 * window);
-        let batch = (window / 2).max(1);
-        let credits_in_all = (total - 1) / batch;
-        self.note(Step::Completion, slot, None);
-        let mut posted = Ok(());
-        if receives {
+    /// So many messages at once in both directions: how that ended here, and at which step.
+    fn several(&mut self, qp: QpId, memory: &Memory, slot: usize, window: usize) -> Result<(Step, Outcome)> {
+        let first = memory.as_ptr() as usize;
+        for i in 0..window {
+            fill(memory, (DEEPEST + i) * slot, slot, self.me, window + i);
+            clear(memory, i * slot, slot);
+        }
+        for is_send in [false, true] {
             let mut each = 0..window;
-            posted = each.try_for_each(|i| self.post(data, false, LANDED | i as u64, into + i * slot, slot));
-        }
-        if sends {
-            let mut each = 0..credits_in_all.min(4);
-            posted = posted.and_then(|()| {
-                each.try_for_each(|i| {
-                    self.post(control, false, CREDIT | i as u64, credits + i * FRAME, FRAME)
-                })
+            let posted = each.try_for_each(|i| {
+                let i = i + if is_send { DEEPEST } else { 0 };
+                self.post(qp, is_send, i as u64, first + i * slot, slot)
             });
-        }
-        gather(self.rendezvous, posted)?;
-        let (mut granted, mut sent, mut left) = (0, 0, 0);
-        let (mut landed, mut told, mut heard) = (0, 0, 0);
-        let (mut first, mut last) = (Instant::now(), Instant::now());
-        let mut push = |ends: &mut Self, granted: usize, left: usize| -> Result<()> {
-            while sends && sent < total.min(window + granted * batch) && sent - left < window {
-                ends.post(data, true, LEFT, from + sent % window * slot, slot)?;
-                sent += 1;
+            // Nobody sends before the other's receives are posted, nor waits for what the other could not send.
+            let all = gather(self.rendezvous, Ok(posted.is_ok()))?;
+            match posted {
+                Err(refusal) => return Ok((refusal.step, Outcome::Refused(refusal.number))),
+                Ok(()) if all.contains(&false) => return Ok((Step::Several, Outcome::Left)),
+                Ok(()) => {}
             }
-            Ok(())
+        }
+        let (mut left, mut status) = (2 * window, 0);
+        let all = self.until(PATIENCE, |_, c| {
+            left -= 1;
+            let wrong_length = (c.id as usize) < DEEPEST && c.bytes as usize != slot;
+            status = if c.status == 0 && wrong_length { 1 } else { c.status };
+            Ok(left == 0 || status != 0)
+        })?;
+        let came = (0..window).map(|i| check(memory, i * slot, slot, 1 - self.me, window + i));
+        let outcome = match (status, all) {
+            (0, true) => {
+                came.fold(Outcome::Done, |worst, this| if this == Outcome::Done { worst } else { this })
+            }
+            (0, false) => Outcome::Silent,
+            (status, _) => Outcome::Refused(status),
         };
-        let started = push(self, granted, left);
-        let done = started.and_then(|()| {
-            self.until(|ends, c| {
-                let which = c.id as u32 as usize;
-                if c.status != 0 {
-                    return Err(Error::Internal(format!("a completion with status {}", c.status)));
-                }
-                match c.id >> 32 << 32 {
-                    LANDED => {
-                        landed += 1;
-                        last = Instant::now();
-                        if landed == 1 {
-                            first = last;
-                        }
-                        // Nothing may stay posted: the memory is handed on.
-                        if landed + window <= total {
-                            ends.post(data, false, LANDED | which as u64, into + which * slot, slot)?;
-                        }
-                        if landed % batch == 0 && landed < total {
-                            let place = credits + (4 + told % 4) * FRAME;
-                            ends.post(control, true, TOLD, place, FRAME)?;
-                            told += 1;
-                        }
-                    }
-                    CREDIT => {
-                        granted += 1;
-                        if granted + 4 <= credits_in_all {
-                            ends.post(control, false, c.id, credits + which * FRAME, FRAME)?;
-                        }
-                    }
-                    LEFT => left += 1,
-                    _ => heard += 1,
-                }
-                push(ends, granted, left)?;
-                let has_received = !receives || (landed, heard) == (total, credits_in_all);
-                Ok(has_received && (!sends || (left, granted) == (total, credits_in_all)))
-            })
-        });
-        let outcome = if matches!(done, Ok(true)) { Outcome::Done } else { Outcome::Silent };
-        self.note(Step::Completion, slot, Some(outcome));
-        self.both("a part of a stream", done)?;
-        Ok(if receives { ((total - 1) * slot) as f64 / (last - first).as_secs_f64().max(1e-9) } else { 0.0 })
+        Ok((Step::Several, outcome))
     }
 
     /// Whether a write writes, tried with queue pairs that carry nothing else.
-    fn writes(&mut self) -> Result<Option<Option<Service>>> {
+    fn writes(&mut self) -> Result<Writes> {
         let is_thunderbolt = |offer: &Offer| offer.ports.iter().any(|port| port.is_thunderbolt);
         if self.offers.iter().any(is_thunderbolt) {
-            return Ok(None);
+            return Ok(Writes::NotAsked);
         }
         for service in [Service::Rc, Service::Uc] {
-            if let Some(side) = self.warm_up(Way { service, mode: Mode::Write, chunk: FRAME })? {
-                self.destroy(&side);
-                return Ok(Some(Some(service)));
+            // A refusal is an answer; a peer that is gone is none.
+            match self.warm_up(Way { service, mode: Mode::Write, chunk: FRAME }) {
+                Ok(Some(side)) => {
+                    self.destroy(&side);
+                    return Ok(Writes::Over(service));
+                }
+                Ok(None) | Err(Error::Resources { .. } | Error::Aborted { .. }) => self.drain()?,
+                Err(error) => return Err(error),
             }
         }
-        Ok(Some(None))
+        Ok(Writes::No)
     }
+}
 
-    fn control(side: &Side) -> Result<QpId> {
-        let found = side.drafts.first().and_then(|d| d.qp);
-        found.map(|(qp, _)| qp).ok_or_else(|| Error::Internal("no queue pair".into()))
-    }
+/// The way that every device has.
+fn posted(chunk: usize) -> Way {
+    Way { service: Service::Uc, mode: Mode::Posted, chunk }
 }
 
 fn bytes(memory: &Memory, at: usize, len: usize) -> *mut [u8] {

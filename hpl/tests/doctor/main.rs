@@ -1,6 +1,11 @@
 //! What `hpl-run doctor` prints for each trouble that is known from the field: the whole text is made from facts, and
 //! looked through for the trouble's name and its remedy, and for no other trouble.
 
+#[cfg(target_os = "linux")]
+mod pairs;
+#[cfg(target_os = "linux")]
+mod vm;
+
 use std::process::Command;
 
 use fulmen_hpl::doctor::facts::*;
@@ -314,6 +319,24 @@ fn neighbours_in_the_table_are_told_apart() {
         l.steps = vec![Step { act: ReadyToReceive, outcome: Outcome::Errno(60) }];
     });
     assert_eq!(told(&both), "peer-unreachable wrong-route");
+    // What nobody knows is told in its own words, unless the other end has the cause.
+    let gave = |l: &mut Link| {
+        l.delivered = None;
+        l.words = Some("something new\n    use something old".into());
+    };
+    assert_eq!(told(&link(gave)), "pair-failed");
+    let follower = link(|l| {
+        gave(l);
+        l.side_channel = Some(0);
+    });
+    assert_eq!(told(&follower), "peer-failed-first");
+    // A port that went down is why messages stopped coming; a crash comes after both.
+    let step = |act, outcome| Step { act, outcome };
+    let mut steps = vec![step(Several, Outcome::Silent), step(QueryPort, Outcome::Errno(0))];
+    assert_eq!(told(&link(|l| l.steps = steps.clone())), "port-down");
+    steps.push(step(WarmUp, Outcome::Died(11)));
+    assert_eq!(told(&link(|l| l.steps = steps)), "unplugged");
+    assert_eq!(told(&link_step(Stream, Outcome::Silent)), "lost-message");
     // A Linux host without RDMA is in order.
     let mut linux = Facts { host: "n1".into(), ..Facts::default() };
     linux.system.os = "linux".into();
@@ -392,8 +415,33 @@ fn files_of_mlx_are_checked_and_written() {
     assert!(code == 2 && err.contains("is not JSON"), "{code} {err}");
     let (code, _, err) = doctor(&["--write-hostfile", "h.json"], folder.path());
     assert!(code == 2 && err.contains("no cable between the hosts is known"), "{code} {err}");
-    let (code, _, err) = doctor(&["--with", "nowhere.json"], folder.path());
-    assert!(code == 3 && err.contains("nowhere.json"), "{code} {err}");
+    for argument in ["--with", "--matrix"] {
+        let (code, _, err) = doctor(&[argument, "nowhere.json"], folder.path());
+        assert!(code == 2 && err.contains(argument) && err.contains("nowhere.json"), "{code} {err}");
+    }
+    // Of devices that are not here it is said, whatever the hosts are called.
+    let (_, out, _) = doctor(&["--json"], folder.path());
+    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let here = told["hosts"][0]["host"].as_str().unwrap();
+    let named = format!(
+        r#"[{{"ssh": "{here}", "rdma": [null, "rdma_en77"]}}, {{"ssh": "b", "rdma": ["rdma_en78", null]}}]"#
+    );
+    for (text, words) in [
+        (named.as_str(), "the matrix names rdma_en77 [matrix-device]"),
+        (
+            r#"[[null, "rdma_en77"], ["rdma_en78", null]]"#,
+            "each row of the matrix names devices that are not here",
+        ),
+        (
+            r#"[{"ssh": "x", "rdma": [null, "d"]}, {"ssh": "y", "rdma": ["e", null]}]"#,
+            "it is of x, y, this is ",
+        ),
+    ] {
+        put("matrix.json", text);
+        let (code, out, err) = doctor(&["--matrix", "matrix.json"], folder.path());
+        let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(code == 3 && flat.contains(words) && flat.contains("-> "), "{code} {out} {err}");
+    }
 }
 
 /// The devices of an emulated host are tried in a process of its own, and what they grant is remembered.
