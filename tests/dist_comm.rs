@@ -259,6 +259,24 @@ fn every_member_hears_every_message_of_every_round() {
     }
 }
 
+/// Messages longer than a short put, as a panel's rows are, come whole.
+#[test]
+fn long_messages_travel_in_pieces() {
+    const LEN: usize = 1400;
+    on(3, |fabric| {
+        let group = Group::all(fabric)?;
+        let mut exchange = AllToAllSmall::<u64>::new(&group, Lane::PIVOT, LEN)?;
+        for round in 0..20 {
+            let len = |member: usize| [0, 1, 499, 500, 501, 1000, 1001, LEN][(3 * member + round) % 8];
+            let message = |member: usize| (0..len(member)).map(move |i| mark(member, 2000 * round + i));
+            exchange.post(&message(group.me()).collect::<Vec<_>>())?;
+            let messages = exchange.collect()?;
+            assert!((0..3).all(|member| messages.from(member).iter().copied().eq(message(member))));
+        }
+        exchange.finish()
+    });
+}
+
 #[test]
 fn groups_that_share_ranks_keep_their_messages_apart() {
     on(6, |fabric| {

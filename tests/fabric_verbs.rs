@@ -11,8 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conformance::CASES;
+use fulmen::Result;
+use fulmen::comm::{AllToAllSmall, Group};
 use fulmen::fabric::verbs::{Devices, Mode, Options, Service};
-use fulmen::fabric::{Bounds, Fabric};
+use fulmen::fabric::{Bounds, Fabric, Lane};
 use fulmen_emu_verbs::{Counters, Profile};
 use seeded::mix;
 use traps::{is_named, seeds, traps};
@@ -130,6 +132,33 @@ fn conformance_or_a_named_error_under_every_trap() {
     println!("seeds {seeds:?}: {right} right, {named} with a named error, slowest {slowest:?}");
     let n = seeds.end - seeds.start;
     assert!(right >= n / 3, "{right} right, {named} named of {seeds:?}");
+}
+
+/// The search for a pivot waits one way for each column, not three: the candidate's row and the top's travel unasked, in one
+/// message or two, whatever else is to be acknowledged.
+#[test]
+fn a_pivot_is_one_way() {
+    const ROUNDS: u64 = 400;
+    let messages = |columns: usize, rounds: u64| {
+        let world = verbs::mesh(Profile::Apple, 2, 1).install().unwrap();
+        let results = verbs::run(2, &verbs::options(&world, 2, 1), |fabric| {
+            let rows = vec![1.0; 1 + 2 * columns];
+            let mut exchange = AllToAllSmall::<f64>::new(&Group::all(fabric)?, Lane::PIVOT, rows.len())?;
+            for _ in 0..rounds {
+                exchange.post(&rows)?;
+                assert!(exchange.collect()?.iter().all(|message| message == rows));
+            }
+            exchange.finish()
+        });
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+        world.counters().messages
+    };
+    for (columns, pieces) in [(128, 1), (256, 2)] {
+        let (many, one) = (messages(columns, ROUNDS), messages(columns, 1));
+        let rows = 2 * pieces * (ROUNDS - 1);
+        // Three ways would be four messages a row: an announcement, a grant, the row, its checksum.
+        assert!((rows..rows * 3 / 2 + 100).contains(&(many - one)), "{columns}: {many} - {one} of {rows}");
+    }
 }
 
 /// On the machine's own devices: `FULMEN_VERBS_DEVICES=rxe0` names what every rank uses, `FULMEN_VERBS_WAYS` (a list like

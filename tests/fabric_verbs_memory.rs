@@ -14,7 +14,7 @@ use fulmen_emu_verbs::Profile;
 
 const LARGE: usize = 3 << 20;
 /// A put of at most so many bytes travels in a control message, and is copied.
-const SMALL: usize = 2048;
+const SMALL: usize = 4000;
 
 /// What the processor may do with memory meanwhile.
 fn protect(memory: &Memory, protection: i32) {

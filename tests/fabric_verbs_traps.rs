@@ -174,6 +174,26 @@ fn harmful_traps_end_well_or_by_name() {
     assert!(noticed >= 8, "{noticed} noticed, {well} well");
 }
 
+/// A device that keeps completions of sends to itself, as soft RoCE does now and then under loss, holds up nobody: the target
+/// tells what it has. When none comes any more and the device is full, it is named.
+#[test]
+fn completions_that_never_come() {
+    for profile in [Profile::Apple, Profile::Nic] {
+        let solve = |trap: Trap, rounds| {
+            let world = verbs::mesh(profile, 2, 1).trap(trap).install().unwrap();
+            let results = verbs::run(2, &options(&world, 2, 1), |fabric| traffic(&fabric, rounds));
+            assert!(world.counters().traps > 0);
+            results
+        };
+        let some = solve(Trap { after: 8, ..Trap::with_chance(Kind::NoCompletion, 0.2) }, 12);
+        assert!(some.iter().all(Result::is_ok), "{profile:?}: {some:?}");
+        let none = solve(Trap { after: 60, ..Trap::always(Kind::NoCompletion) }, 40);
+        let errors: Vec<_> = none.iter().filter_map(|r| r.as_ref().err()).map(ToString::to_string).collect();
+        let is_named = |e: &String| e.contains("does not complete") && e.contains("towards rank ");
+        assert!(errors.iter().any(is_named), "{profile:?}: {none:?}");
+    }
+}
+
 /// Eight ranks stay within what a device has.
 #[test]
 fn eight_ranks_within_the_limits() {

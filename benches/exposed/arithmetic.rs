@@ -1,6 +1,6 @@
 //! Arithmetic that takes time and computes nothing: a node of a given speed.
 
-use std::sync::{Mutex, PoisonError};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use fulmen_kernels::{Description, Diag, Kernels, MatMut, MatRef, Op, Side, Team, Tile, Uplo};
@@ -8,28 +8,30 @@ use fulmen_kernels::{Description, Diag, Kernels, MatMut, MatRef, Op, Side, Team,
 /// Sleeps shorter than this are saved up: they would not be kept.
 const SHORT: Duration = Duration::from_micros(200);
 
+thread_local! {
+    /// Until when the core that this thread plays is busy.
+    static BUSY: Cell<Instant> = Cell::new(Instant::now());
+}
+
 /// One rank's arithmetic. What moves or looks at elements is done; what multiplies takes its time.
 pub struct Played<'a> {
     real: &'a dyn Kernels<f64>,
-    /// Operations per second of this clock: in products, and in the panel.
+    /// Operations per second of this clock that a core does: in products, and in the panel.
     rate: f64,
     panel: f64,
-    /// Until when the node is busy.
-    busy: Mutex<Instant>,
 }
 
 impl<'a> Played<'a> {
     /// With the tiles and the packing of `real`.
     pub fn new(real: &'a dyn Kernels<f64>, rate: f64, panel: f64) -> Self {
-        Played { real, rate, panel, busy: Mutex::new(Instant::now()) }
+        Played { real, rate, panel }
     }
 
     fn take(&self, operations: f64, rate: f64) {
         let now = Instant::now();
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        *busy = (*busy).max(now) + Duration::from_secs_f64(operations / rate);
-        let rest = busy.saturating_duration_since(now);
-        drop(busy);
+        let until = BUSY.get().max(now) + Duration::from_secs_f64(operations / rate);
+        BUSY.set(until);
+        let rest = until.saturating_duration_since(now);
         if rest > SHORT {
             std::thread::sleep(rest);
         }

@@ -7,7 +7,7 @@ use clap::Parser;
 use fulmen::comm::Topology;
 use fulmen::fabric::rendezvous::in_process;
 use fulmen::fabric::verbs::{Devices, Mode, Options, Service, Verbs};
-use fulmen::fabric::{Fabric, Lane, mem};
+use fulmen::fabric::{Fabric, Lane, SHORT, mem};
 use fulmen::lapack::{LuOpts, Silent, getrf};
 use fulmen::{Desc, DistMatrix, Result, Setup, World as Ranks};
 use fulmen_emu_verbs::{Installed, Profile, World};
@@ -34,6 +34,9 @@ struct Arguments {
     /// Panel broadcast, by HPL's number or its name.
     #[arg(long, default_value = "1ringM")]
     bcast: Topology,
+    /// Threads of a node: some factor the next panel while the others update. Its speed is theirs together.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
     /// Gigaflops of a node in products.
     #[arg(long, default_value_t = 700.0)]
     gemm: f64,
@@ -81,7 +84,8 @@ impl Arguments {
     /// One rank's factorisation: its seconds and its waits for panels, rows and pivots, of this clock.
     fn rank(&self, fabric: Arc<dyn Fabric>, grid: (usize, usize)) -> Result<[f64; 4]> {
         let timed = Arc::new(Timed::new(fabric));
-        let world = Ranks::new(Arc::clone(&timed) as _, 4, &Setup { threads: 1, ..Setup::default() })?;
+        let world =
+            Ranks::new(Arc::clone(&timed) as _, 4, &Setup { threads: self.threads, ..Setup::default() })?;
         let grid = world.grid(grid.0, grid.1)?;
         let entry = |i: usize, j: usize| {
             let x = (i as u64 ^ (j as u64) << 32).wrapping_add(7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -89,7 +93,7 @@ impl Arguments {
         };
         let mut a =
             DistMatrix::<f64>::from_fn(&grid, Desc::square_blocks(self.n, self.n + 1, self.nb), entry)?;
-        let speed = |gigaflops: f64| gigaflops * 1e9 / self.stretch;
+        let speed = |gigaflops: f64| gigaflops * 1e9 / self.stretch / self.threads as f64;
         let played = Played::new(world.kernels::<f64>(), speed(self.gemm), speed(self.panel));
         let opts =
             LuOpts { lookahead: self.lookahead, bcast: self.bcast, keep_l: false, ..LuOpts::default() };
@@ -101,6 +105,18 @@ impl Arguments {
         let waits = lanes.map(|lane| timed.waited(lane));
         grid.all().barrier()?;
         Ok([start.elapsed().as_secs_f64(), waits[0], waits[1], waits[2]])
+    }
+
+    /// Seconds of the model that a rank waits for pivots, if each takes one way: what no schedule can hide from the thread that
+    /// waits. Each process column factors its share of the columns; the longest message has a number and two rows of a panel.
+    fn pivots(&self, grid: (usize, usize)) -> f64 {
+        let columns = if grid.0 > 1 { self.n as f64 / grid.1 as f64 } else { 0.0 };
+        let bytes = 8 * (1 + 2 * self.nb);
+        let frames = bytes.div_ceil(SHORT) as f64;
+        let way = self.cable.latency * 1e-6
+            + bytes as f64 / (self.cable.rate * 1e9)
+            + frames * self.cable.frame * 1e-9;
+        columns * way
     }
 
     fn run(&self, grid: (usize, usize), is_free: bool) -> Took {
@@ -133,10 +149,11 @@ impl Arguments {
 pub fn main() {
     let a = Arguments::parse();
     println!(
-        "N {}  NB {}  look-ahead {}  nodes of {} Gflop/s (panel {})  links {} GB/s, {} us, {} ns a frame  {}  times stretched by {}",
+        "N {}  NB {}  look-ahead {}  nodes of {} threads, {} Gflop/s (panel {})  links {} GB/s, {} us, {} ns a frame  {}  times stretched by {}",
         a.n,
         a.nb,
         a.lookahead,
+        a.threads,
         a.gemm,
         a.panel,
         a.cable.rate,
@@ -152,6 +169,11 @@ pub fn main() {
         let (free, slow) = (a.run(grid, true), a.run(grid, false));
         let share = 100.0 * (slow.all - free.all) / slow.all;
         println!("\n{name}: {:.3} s, over free links {:.3} s: exposed {share:.1} %", slow.all, free.all);
+        println!(
+            "  the model's pivots: {:.1} % of the time, for one of {} threads",
+            100.0 * a.pivots(grid) / slow.all,
+            a.threads
+        );
         println!("  waits in % of the time (over free links: for others that are behind)");
         for rank in 0..4 {
             let part = |waits: &[f64], of: f64| 100.0 * waits[rank] / of;

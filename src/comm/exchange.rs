@@ -6,17 +6,21 @@ use bytemuck::Pod;
 
 use super::group::Group;
 use crate::error::{Error, Result};
-use crate::fabric::{Buf, Lane};
+use crate::fabric::{Buf, Lane, SHORT};
 
 /// Rounds in which every member of a group sends one short message to every other: one hop a round.
 ///
 /// Slots are kept armed ahead of time in two halves that alternate: when the messages of a round arrive,
 /// their places have been open since the round before. A round that has been posted by everyone proves
 /// that the round before it is over, so nothing else needs to be waited for.
+///
+/// What is longer than a short put ([`SHORT`]) travels in several at once; every message has as many, some of them empty.
 pub struct AllToAllSmall<T> {
     group: Group,
     lane: Lane,
     len: usize,
+    /// Elements of a piece.
+    piece: usize,
     /// Two halves of `group.len()` slots of `len`.
     slots: Buf<T>,
     outgoing: [Buf<T>; 2],
@@ -53,6 +57,11 @@ impl<T: Pod> Messages<'_, T> {
     }
 }
 
+/// The pieces that a message of `len` elements is cut into.
+fn pieces(len: usize, piece: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len).step_by(piece).map(move |start| start..(start + piece).min(len))
+}
+
 impl<T: Pod> AllToAllSmall<T> {
     /// Rounds of messages of at most `len` elements (at least 1) on `lane`. While it lives, nothing else
     /// uses this lane between members of the group. Every member makes one with the same `len`.
@@ -66,6 +75,7 @@ impl<T: Pod> AllToAllSmall<T> {
             group: group.clone(),
             lane,
             len,
+            piece: (SHORT / size_of::<T>().max(1)).clamp(1, len),
             slots: Buf::zeros(net, 2 * group.len() * len)?,
             outgoing: [Buf::zeros(net, len)?, Buf::zeros(net, len)?],
             came: vec![0..0; group.len()],
@@ -83,7 +93,10 @@ impl<T: Pod> AllToAllSmall<T> {
         for member in (0..n).filter(|&m| m != me) {
             let start = (half * n + member) * self.len;
             let from = self.group.ranks()[member];
-            self.slots.arm(&**self.group.fabric(), self.lane, from, start..start + self.len)?;
+            for piece in pieces(self.len, self.piece) {
+                let slot = start + piece.start..start + piece.end;
+                self.slots.arm(&**self.group.fabric(), self.lane, from, slot)?;
+            }
         }
         Ok(())
     }
@@ -125,7 +138,11 @@ impl<T: Pod> AllToAllSmall<T> {
         outgoing.flush(net)?;
         outgoing.write(0..message.len()).copy_from_slice(message);
         for step in 1..n {
-            outgoing.put(net, self.lane, self.group.ranks()[(me + step) % n], 0..message.len())?;
+            let to = self.group.ranks()[(me + step) % n];
+            for piece in pieces(self.len, self.piece) {
+                let end = piece.end.min(message.len());
+                outgoing.put(net, self.lane, to, piece.start.min(end)..end)?;
+            }
         }
         self.own = message.len();
         self.rounds += 1;
@@ -145,7 +162,14 @@ impl<T: Pod> AllToAllSmall<T> {
         let net = &**self.group.fabric();
         for step in 1..n {
             let member = (me + n - step) % n;
-            self.came[member] = self.slots.wait(net, self.lane, self.group.ranks()[member])?;
+            let from = self.group.ranks()[member];
+            let first = self.slots.wait(net, self.lane, from)?;
+            let mut end = first.end;
+            for _ in pieces(self.len, self.piece).skip(1) {
+                let more = self.slots.wait(net, self.lane, from)?;
+                end = if more.is_empty() { end } else { more.end };
+            }
+            self.came[member] = first.start..end;
         }
         Ok(Messages { exchange: self })
     }

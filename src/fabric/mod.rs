@@ -77,6 +77,9 @@ impl std::fmt::Display for Lane {
     }
 }
 
+/// A put of at most so many bytes takes one way on every transport: it does not wait to be asked for.
+pub const SHORT: usize = 4000;
+
 /// How long a rank waits for a peer before it is given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {

@@ -109,8 +109,10 @@ impl<T: Scalar> ColumnPivots<'_, T> {
         let row_of = |local: usize| rows.global((base + local).into(), me).0 as u64;
 
         let message = &mut self.message;
+        // Who does not own row j of the top has nothing to send of it.
+        let len = if owner == me { message_len::<T>(jb) } else { header + jb };
         message.clear();
-        message.resize(message_len::<T>(jb), T::zero());
+        message.resize(len, T::zero());
         let number = best.map_or(NONE, |c| row_of(c.row));
         bytemuck::cast_slice_mut::<T, u8>(&mut message[..header])[..8].copy_from_slice(&number.to_le_bytes());
         if let Some(c) = best {

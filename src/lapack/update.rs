@@ -34,6 +34,20 @@ const SLOTS: usize = 3;
 /// they are gathered from (400 KB at jb = 256) to be in L2 beside a block of U.
 const STRIPS: usize = 3;
 
+/// Nothing hides the rows of the first chunk while they travel: it is so much narrower than the widest.
+const RAMP: usize = 8;
+
+/// `cols` cut into chunks, the first of `first` columns, each at most twice as wide as the one before, which its rows travel
+/// behind, and none wider than `width`.
+fn cuts(cols: Range<usize>, first: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
+    let (mut at, mut next) = (cols.start, first.clamp(1, width));
+    std::iter::from_fn(move || {
+        let cut = at..(at + next).min(cols.end);
+        (at, next) = (cut.end, (2 * next).min(width));
+        (!cut.is_empty()).then_some(cut)
+    })
+}
+
 /// Buffers for packed U and of the row exchange, kept for the whole factorisation.
 pub(crate) struct UpdateSpace<T> {
     u: [Vec<T>; SLOTS],
@@ -187,12 +201,10 @@ impl<'a, T: Scalar> Update<'a, T> {
     ) -> Self {
         let Tile { nr, mc, nc, .. } = kernels.tile();
         let exchange = column.len() > 1;
-        let chunks = cols
-            .clone()
-            .step_by(space.width)
+        let first = if exchange { (space.width / RAMP).next_multiple_of(STRIPS * nr) } else { space.width };
+        let chunks = cuts(cols.clone(), first, space.width)
             .enumerate()
-            .map(|(c, start)| {
-                let cols = start..(start + space.width).min(cols.end);
+            .map(|(c, cols)| {
                 let groups = cols.len().div_ceil(STRIPS * nr);
                 Chunk {
                     u: u[c % SLOTS],
@@ -537,4 +549,25 @@ fn read<V>(lock: &RwLock<V>) -> std::sync::RwLockReadGuard<'_, V> {
 
 fn write<V>(lock: &RwLock<V>) -> std::sync::RwLockWriteGuard<'_, V> {
     lock.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_all_columns_and_widen() {
+        for (cols, first, width) in
+            [(0..0, 8, 64), (3..4, 8, 64), (7..1000, 8, 64), (0..100, 64, 64), (5..99, 80, 64)]
+        {
+            let chunks: Vec<_> = cuts(cols.clone(), first, width).collect();
+            assert_eq!(
+                chunks.iter().cloned().flatten().collect::<Vec<_>>(),
+                cols.clone().collect::<Vec<_>>()
+            );
+            assert!(chunks.iter().all(|c| c.len() <= width), "{chunks:?}");
+            assert!(chunks.first().is_none_or(|c| c.len() <= first), "{chunks:?}");
+            assert!(chunks.windows(2).all(|w| w[1].len() <= 2 * w[0].len()), "{chunks:?}");
+        }
+    }
 }

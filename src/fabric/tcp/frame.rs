@@ -2,8 +2,8 @@
 //!
 //! A header names the ranks that a frame is from and for, so that a rank in between can pass it on.
 
-use crate::fabric::Lane;
 use crate::fabric::checksum;
+use crate::fabric::{Lane, SHORT};
 
 /// Length of an encoded header.
 pub const HEADER: usize = 48;
@@ -11,6 +11,7 @@ pub const HEADER: usize = 48;
 pub const CHUNK: usize = 128 << 10;
 /// Puts of at most so many bytes travel before the target has armed a range.
 pub const EAGER: usize = 4 << 10;
+const _: () = assert!(EAGER >= SHORT);
 /// So many of them, for each lane: what bounds the memory of the target.
 pub const WINDOW: u64 = 64;
 /// Of the words that end a job.

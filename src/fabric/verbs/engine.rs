@@ -252,7 +252,7 @@ impl Engine {
                 peer.hear(&mut self.nics)
             }
             CONTROL_LEFT => {
-                peer.pair.on_control_sent();
+                peer.pair.on_control_sent(number);
                 Ok(())
             }
             LANDED => {

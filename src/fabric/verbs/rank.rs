@@ -51,10 +51,42 @@ pub fn describe(engine: &Engine, peer: &Peer) -> String {
     format!("{:?} {:?} over {}", link.service, link.mode, devices(engine, peer)).to_lowercase()
 }
 
+/// The device of a cable to a peer.
+fn device<'a>(engine: &'a Engine, peer: &Peer, cable: usize) -> &'a str {
+    engine.nics[peer.link.cables[cable].nic].name()
+}
+
 /// The devices that join a peer: `rdma_en2, rdma_en3`.
 fn devices(engine: &Engine, peer: &Peer) -> String {
     let names: Vec<&str> = peer.link.cables.iter().map(|c| engine.nics[c.nic].name()).collect();
     names.join(", ")
+}
+
+/// What does not move on by itself: cable and number of a chunk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stall {
+    /// The peer has sent it, and it has not come.
+    Lost(usize, u64),
+    /// The peer has it, and the own device, which takes no more, does not say that it has left.
+    Owed(usize, u64),
+}
+
+impl Stall {
+    fn of(pair: &Pair) -> Option<Stall> {
+        let lost = pair.missing().map(|(cable, chunk)| Stall::Lost(cable, chunk));
+        lost.or_else(|| pair.owed().map(|(cable, chunk)| Stall::Owed(cable, chunk)))
+    }
+
+    /// What it is after the silence bound, within what a rank waits for.
+    fn fault(self, within: &str) -> Fault {
+        match self {
+            Stall::Lost(cable, chunk) => {
+                let what = format!("chunk {chunk} was sent and did not come: a loss, within {within},");
+                Fault::Corrupt(Some(cable), what)
+            }
+            Stall::Owed(cable, chunk) => Fault::Owed(cable, chunk),
+        }
+    }
 }
 
 impl Shared {
@@ -186,6 +218,16 @@ impl Shared {
                 what: format!("rank {}'s device towards rank {rank}: {}", self.rank, Trouble::QueueFull),
                 remedy: Trouble::QueueFull.remedy().into(),
             },
+            Broken::Fault(rank, Fault::Owed(cable, chunk)) => Error::Resources {
+                what: format!(
+                    "rank {}'s device {} towards rank {rank} ({}), at chunk {chunk}: {}",
+                    self.rank,
+                    state.engine.peers[rank].as_ref().map_or("", |p| device(&state.engine, p, cable)),
+                    self.control.host(rank),
+                    Trouble::Stuck,
+                ),
+                remedy: Trouble::Stuck.remedy().into(),
+            },
             Broken::Refused(Some(rank), refusal) if refusal.trouble() == Some(Trouble::Unanswered) => {
                 // The control fabric mostly knows better why: it is given a moment.
                 let since = Instant::now();
@@ -244,7 +286,7 @@ impl Shared {
     ) -> Result<T> {
         let start = Instant::now();
         let (mut round, mut looked) = (0u32, start);
-        let mut missing: Option<((usize, u64), Instant)> = None;
+        let mut stall: Option<(Stall, Instant)> = None;
         loop {
             let mut state = self.lock();
             let result = self.progress(&mut state);
@@ -255,7 +297,7 @@ impl Shared {
             let now = Instant::now();
             if now - looked > LOOK {
                 looked = now;
-                self.look(&mut state, peer, owed, start, &mut missing, &owes)?;
+                self.look(&mut state, peer, owed, start, &mut stall, &owes)?;
             }
             drop(state);
             round = round.saturating_add(1);
@@ -276,7 +318,7 @@ impl Shared {
         peer: usize,
         owed: &str,
         start: Instant,
-        missing: &mut Option<((usize, u64), Instant)>,
+        stall: &mut Option<(Stall, Instant)>,
         owes: &impl Fn(&Pair) -> bool,
     ) -> Result<()> {
         let Some(p) = &state.engine.peers[peer] else { return Ok(()) };
@@ -287,16 +329,14 @@ impl Shared {
             let error = error.unwrap_or_else(|| self.lost(state, peer, Loss::Gone, now - start, owed));
             return Err(self.end(state, error));
         }
-        match (p.pair.missing(), &missing) {
-            (Some(chunk), Some((same, since))) if chunk == *same => {
+        match (Stall::of(&p.pair), &stall) {
+            (Some(found), Some((same, since))) if found == *same => {
                 if now - *since > self.bounds.silence {
-                    let what = format!("chunk {} was sent and did not come: a loss, within {owed},", chunk.1);
-                    let error = self.told(state, Broken::Fault(peer, Fault::Corrupt(Some(chunk.0), what)));
+                    let error = self.told(state, Broken::Fault(peer, found.fault(owed)));
                     return Err(self.end(state, error));
                 }
             }
-            (Some(chunk), _) => *missing = Some((chunk, now)),
-            (None, _) => *missing = None,
+            (found, _) => *stall = found.map(|found| (found, now)),
         }
         self.check_silence(state, peer, owed)?;
         if now - start > self.bounds.patience {

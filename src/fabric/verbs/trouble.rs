@@ -161,6 +161,9 @@ troubles! {
     /// Posting is refused.
     QueueFull: "the device took fewer frames than it had promised"
         => "the window was lowered as far as it goes; report the device and the system's build";
+    /// A send is never completed, and the queue is full.
+    Stuck: "the device does not complete a send that has arrived, and takes no more"
+        => "run again; when it stays, restart this machine, or use --fabric tcp";
     /// A length error.
     FrameMismatch: "the device saw lengths that do not match, or too many messages of several frames under way"
         => "use chunks of 4 KiB (chunk = 4096) or a smaller window, and update both machines to the same system build";

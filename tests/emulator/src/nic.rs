@@ -188,6 +188,7 @@ impl Guard<'_> {
                 || self.apple()
                 || self.port(port).qps[q].signal_all != 0
                 || send.flags & SEND_SIGNALED != 0;
+            let shown = shown && !self.plays(port, send.len, Kind::NoCompletion);
             send.hidden = if shown { self.completed(port, send_cq) } else { 1 };
             let qp = &mut self.port(port).qps[q];
             *at_mut(&mut qp.sends, position) = send;

@@ -167,6 +167,8 @@ pub enum Kind {
     PdLost,
     /// Completions of different queue pairs come in another order.
     Reorder,
+    /// A send is done, and its completion never comes.
+    NoCompletion,
     /// No device is listed.
     NoDevices,
     /// Memory is registered for LOCAL_WRITE alone only; more is refused with 22.

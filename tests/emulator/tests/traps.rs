@@ -48,6 +48,22 @@ fn without_traps_nothing_is_played() {
 }
 
 #[test]
+fn a_send_without_a_completion_arrives_all_the_same() {
+    let world = trapped(Trap::once_after(Kind::NoCompletion, 3));
+    let verbs = load(&world);
+    let [a, b] = pair(&verbs, CABLE, QPT_UC, 1000, MIB);
+    for i in 0..8 {
+        b.recv(i, i as usize * KIB64 as usize, KIB64).unwrap();
+        a.send(i, i as usize * KIB64 as usize, KIB64).unwrap();
+    }
+    let ids = |ends: Vec<Wc>| ends.iter().map(|w| w.wr_id).collect::<Vec<_>>();
+    assert_eq!(ids(b.completions(8)), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(ids(a.completions(7)), [0, 1, 2, 4, 5, 6, 7]);
+    a.quiet();
+    assert_eq!(world.counters().traps, 1);
+}
+
+#[test]
 fn a_lost_message_shifts_all_later_ones() {
     let world = trapped(Trap::once_after(Kind::Lost, 3));
     let verbs = load(&world);

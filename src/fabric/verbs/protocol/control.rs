@@ -1,6 +1,6 @@
 //! Numbers and window of the control queue pair.
 
-use super::wire::Header;
+use super::wire::{CABLES, Header};
 use crate::fabric::Lane;
 
 /// Slots that only a bare acknowledgement may use: two full windows can still acknowledge each other.
@@ -9,7 +9,7 @@ const RESERVE: u64 = 4;
 pub struct Control {
     slots: u64,
     sent: u64,
-    /// Of those, how many the own device has let go.
+    /// Of those, how many have left: the own device says so, or the peer has them.
     completed: u64,
     /// Of those, how many the peer has received and posted anew.
     acknowledged: u64,
@@ -31,16 +31,16 @@ impl Control {
     }
 
     /// The header of the next message.
-    pub fn header(&mut self, taken: [u32; Lane::COUNT]) -> Header {
+    pub fn header(&mut self, taken: [u32; Lane::COUNT], there: [u32; CABLES]) -> Header {
         let number = self.sent;
         self.sent += 1;
         self.told = self.received;
-        Header { number, received: self.received, taken }
+        Header { number, received: self.received, taken, there }
     }
 
-    /// A message was let go by the own device.
-    pub fn on_completed(&mut self) {
-        self.completed += 1;
+    /// A message was let go by the own device, and so were those before it.
+    pub fn on_completed(&mut self, number: u64) {
+        self.completed = self.completed.max(number + 1);
     }
 
     /// A message came.
@@ -53,6 +53,7 @@ impl Control {
         }
         self.received += 1;
         self.acknowledged = header.received;
+        self.completed = self.completed.max(header.received);
         Ok(())
     }
 

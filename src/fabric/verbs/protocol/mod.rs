@@ -80,6 +80,8 @@ pub enum Fault {
     },
     /// A cable's device takes nothing any more.
     Full(usize),
+    /// A cable's device takes no more, and never completes this chunk, which the target has.
+    Owed(usize, u64),
 }
 
 /// What a chunk costs of a window.

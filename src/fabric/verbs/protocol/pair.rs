@@ -152,6 +152,11 @@ impl Pair {
         self.target.missing()
     }
 
+    /// Cable and number of a chunk that the peer has, but that the own device does not complete, while it takes no more.
+    pub fn owed(&self) -> Option<(usize, u64)> {
+        self.source.owed()
+    }
+
     /// This rank arms no more. What was put is still sent; then the peer is told goodbye.
     pub fn leave(&mut self) {
         self.me = self.me.max(Leave::Wanted);
@@ -203,6 +208,7 @@ impl Pair {
             .ok_or_else(|| bad(format!("{} bytes that are no control message", message.len())))?;
         self.control.on_received(&header).map_err(bad)?;
         self.source.on_taken(&header.taken).map_err(bad)?;
+        self.source.on_there(&header.there).map_err(bad)?;
         match body {
             Body::Tick => {}
             Body::Small { lane, put, data } => self.target.on_small(lane, put, data)?,
@@ -221,9 +227,9 @@ impl Pair {
         Ok(())
     }
 
-    /// A control message has left its slot.
-    pub fn on_control_sent(&mut self) {
-        self.control.on_completed();
+    /// A control message has left its slot, and so have those before it.
+    pub fn on_control_sent(&mut self, number: u64) {
+        self.control.on_completed(number);
     }
 
     /// Answers [`Action::Receive`].
@@ -288,7 +294,7 @@ impl Pair {
         let body = body.or_else(|| (self.owes() && self.control.has_room(true)).then_some(Body::Tick))?;
         self.tick = false;
         self.told = self.target.taken();
-        let header = self.control.header(self.told);
+        let header = self.control.header(self.told, self.target.there());
         let len = wire::write(&header, &body, out);
         Some(Action::Control { number: header.number, len, data })
     }

@@ -42,6 +42,10 @@ enum Trap {
     LoseMessage,
     DoubleMessage,
     FlipInMessage,
+    /// The device never says that a chunk, or a message, has left.
+    LoseCompletion,
+    /// Nor does it of any later one of this side.
+    LoseCompletions,
 }
 
 const TRAPS: [Trap; 8] = [
@@ -67,7 +71,7 @@ struct Side {
     messages: VecDeque<Vec<u8>>,
     /// Sends of this side that the device has not let go.
     sends: Vec<VecDeque<u64>>,
-    control_sends: usize,
+    control_sends: VecDeque<u64>,
     /// How many frames the device takes, which may be less than it said.
     room: Vec<u32>,
     ranges: Ranges,
@@ -100,6 +104,8 @@ struct Net {
     /// The trap springs when this many chunks or messages have been sent.
     countdown: usize,
     sprung: bool,
+    /// The side whose device completes nothing any more.
+    mute: Option<usize>,
     /// A doubled chunk that found no receive: the card drops it, and nothing happened.
     harmless: bool,
 }
@@ -170,7 +176,7 @@ impl Net {
             posted: vec![VecDeque::new(); cables],
             messages: VecDeque::new(),
             sends: vec![VecDeque::new(); cables],
-            control_sends: 0,
+            control_sends: VecDeque::new(),
             room: settings[i]
                 .windows
                 .iter()
@@ -181,7 +187,7 @@ impl Net {
         let countdown =
             random.below(if matches!(trap, Trap::LoseMessage | Trap::DoubleMessage) { 20 } else { 40 });
         let [settings, _] = settings;
-        Net { random, settings, sides, trap, countdown, sprung: false, harmless: false }
+        Net { random, settings, sides, trap, countdown, sprung: false, mute: None, harmless: false }
     }
 
     /// Whether the trap springs now.
@@ -192,6 +198,14 @@ impl Net {
         self.sprung = self.countdown == 0;
         self.countdown = self.countdown.saturating_sub(1);
         self.sprung
+    }
+
+    /// Whether the completion of what side `s` sends now never comes.
+    fn is_mute(&mut self, s: usize) -> bool {
+        if self.springs(&[Trap::LoseCompletions]) {
+            self.mute = Some(s);
+        }
+        self.mute == Some(s) || self.springs(&[Trap::LoseCompletion])
     }
 
     /// Everything that side `s` wants to do now.
@@ -221,13 +235,15 @@ impl Net {
                     side.pair.on_posted(cable, chunk);
                 }
                 Action::Send { cable, chunk } => self.send(s, cable, &chunk)?,
-                Action::Control { number: _, len, data } => {
+                Action::Control { number, len, data } => {
                     let mut message = out[..len].to_vec();
                     if let Some((at, len)) = data {
                         message.extend_from_slice(self.sides[s].at(at, len));
                     }
                     wire::seal(&mut message);
-                    self.sides[s].control_sends += 1;
+                    if !self.is_mute(s) {
+                        self.sides[s].control_sends.push_back(number);
+                    }
                     assert!(!self.sides[1 - s].pair.has_left(), "a message to queue pairs that may be gone");
                     let lost = self.springs(&[Trap::LoseMessage, Trap::DoubleMessage, Trap::FlipInMessage]);
                     if lost && self.trap == Trap::FlipInMessage {
@@ -286,7 +302,9 @@ impl Net {
                 self.sprung = false; // nothing to swap with: later
             }
         }
-        self.sides[s].sends[cable].push_back(chunk.number);
+        if !self.is_mute(s) {
+            self.sides[s].sends[cable].push_back(chunk.number);
+        }
         self.sides[s].pair.on_sent(cable, sum);
         Ok(())
     }
@@ -337,13 +355,9 @@ impl Net {
                 Ok(true)
             }
             6 => {
-                let side = &mut self.sides[s];
-                let some = side.control_sends > 0;
-                if some {
-                    side.control_sends -= 1;
-                    side.pair.on_control_sent();
-                }
-                Ok(some)
+                let Some(number) = self.sides[s].control_sends.pop_front() else { return Ok(false) };
+                self.sides[s].pair.on_control_sent(number);
+                Ok(true)
             }
             7 => {
                 let lane = self.random.below(Lane::COUNT);
@@ -466,6 +480,35 @@ fn every_trap_is_noticed() {
     }
     println!("noticed, by trap: {noticed:?}");
     assert!(noticed[1..].iter().all(|n| *n > 50), "{noticed:?}");
+}
+
+/// A completion that never comes holds up nobody: the peer tells what it has. When none comes any more, puts go on until the
+/// device is full, and then it is known what it owes.
+#[test]
+fn completions_that_never_come_are_lived_with_or_told() {
+    let (mut well, mut told) = (0, 0);
+    for seed in 0..2000 {
+        let trap = [Trap::LoseCompletion, Trap::LoseCompletions][seed as usize % 2];
+        let mut net = Net::new(seed, trap);
+        match net.run() {
+            End::Done => well += u32::from(net.sprung),
+            End::Fault(fault) => panic!("seed {seed}: {fault:?}"),
+            End::Stuck => {
+                let is_owed = net.sides.iter().any(|s| s.pair.owed().is_some());
+                // When only that of a goodbye is missing, a clock ends the waiting.
+                let only_goodbyes = net.is_over()
+                    && net
+                        .sides
+                        .iter()
+                        .map(|s| &s.pair)
+                        .all(|pair| pair.has_left() || pair.has_said_goodbye() || pair.is_peer_gone());
+                assert!(is_owed || only_goodbyes, "seed {seed}: {trap:?} is not told");
+                told += u32::from(is_owed);
+            }
+        }
+    }
+    println!("{well} well, {told} told");
+    assert!(well > 500 && told > 50, "{well} well, {told} told");
 }
 
 /// A put that is longer than its range is found by the target, before a byte of it moves.

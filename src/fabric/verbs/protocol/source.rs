@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::wire::{Body, Grant, SMALL, SUMS};
-use super::{Fault, Settings, chunk_len, cost};
+use super::wire::{Body, CABLES, Grant, SMALL, SUMS};
+use super::{Fault, Mode, Settings, chunk_len, cost};
 use crate::fabric::Lane;
 use crate::fabric::verbs::nic::EXTENT;
 
@@ -56,13 +56,39 @@ struct Cable {
     window: u32,
     granted: u64,
     queued: VecDeque<Chunk>,
+    /// Sent, and not completed by the device.
     flying: VecDeque<Chunk>,
     /// Frames of `flying`.
     frames: u32,
+    /// The target has the chunks before this one.
+    there: u64,
     refusals: u32,
     /// Sums not told yet, the last of them of the last chunk sent.
     sums: VecDeque<u32>,
     summed: u64,
+}
+
+impl Cable {
+    /// Whether the target has all that the device has not completed.
+    fn all_there(&self) -> bool {
+        self.flying.back().is_none_or(|chunk| chunk.number < self.there)
+    }
+
+    fn is_full_for(&self, mode: Mode, chunk: &Chunk) -> bool {
+        self.frames + cost(mode, chunk.len) > self.window
+    }
+}
+
+/// A chunk has left its memory.
+fn leave(streams: &mut [Stream; Lane::COUNT], chunk: &Chunk) {
+    let announced = &mut streams[chunk.lane.0 as usize].announced;
+    if let Some(i) = announced.iter().position(|p| p.number == chunk.put) {
+        let put = &mut announced[i];
+        put.left += chunk.len;
+        if put.left == put.len {
+            announced.remove(i);
+        }
+    }
 }
 
 pub struct Source {
@@ -107,7 +133,7 @@ impl Source {
     /// Nothing waits and nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.streams.iter().all(|s| s.waiting.is_empty() && s.announced.is_empty())
-            && self.cables.iter().all(|c| c.queued.is_empty() && c.flying.is_empty() && c.sums.is_empty())
+            && self.cables.iter().all(|c| c.queued.is_empty() && c.all_there() && c.sums.is_empty())
     }
 
     /// The target will arm no more: what it has not granted stays.
@@ -170,7 +196,7 @@ impl Source {
     pub fn next_send(&self) -> Option<(usize, Chunk)> {
         self.cables.iter().enumerate().find_map(|(i, cable)| {
             let chunk = cable.queued.front()?;
-            (cable.frames + cost(self.settings.mode, chunk.len) <= cable.window).then_some((i, *chunk))
+            (!cable.is_full_for(self.settings.mode, chunk)).then_some((i, *chunk))
         })
     }
 
@@ -196,21 +222,45 @@ impl Source {
         if cable.flying.is_empty() && cable.refusals > REFUSALS { Err(Fault::Full(which)) } else { Ok(()) }
     }
 
-    /// A chunk has left.
+    /// The device has completed a chunk, and so those before it, whether it has said so or not: a queue pair keeps order.
     pub fn on_completed(&mut self, which: usize, number: u64) -> Result<(), String> {
         let cable = &mut self.cables[which];
-        let chunk = cable.flying.pop_front().filter(|c| c.number == number);
-        let chunk = chunk.ok_or_else(|| format!("chunk {number} was sent out of order"))?;
-        cable.frames -= cost(self.settings.mode, chunk.len);
-        let stream = &mut self.streams[chunk.lane.0 as usize];
-        if let Some(i) = stream.announced.iter().position(|p| p.number == chunk.put) {
-            let put = &mut stream.announced[i];
-            put.left += chunk.len;
-            if put.left == put.len {
-                stream.announced.remove(i);
+        let at = cable.flying.iter().position(|chunk| chunk.number == number);
+        let at = at.ok_or_else(|| format!("chunk {number} was completed twice, or was never sent"))?;
+        for chunk in cable.flying.drain(..=at) {
+            cable.frames -= cost(self.settings.mode, chunk.len);
+            if chunk.number >= cable.there {
+                leave(&mut self.streams, &chunk);
             }
         }
         Ok(())
+    }
+
+    /// The target has so many chunks of each cable: they have left, although the device may not have said so. (A reliable
+    /// device may still repeat one whose acknowledgement was lost; the other end knows it by its number and drops it.)
+    pub fn on_there(&mut self, there: &[u32; CABLES]) -> Result<(), String> {
+        for (i, (cable, there)) in self.cables.iter_mut().zip(there).enumerate() {
+            let more = u64::from(there.wrapping_sub(cable.there as u32));
+            let sent = cable.granted - cable.queued.len() as u64;
+            if more > sent - cable.there {
+                return Err(format!("{there} chunks have come over cable {i} of {sent}"));
+            }
+            let now = cable.there + more;
+            for chunk in cable.flying.iter().filter(|c| (cable.there..now).contains(&c.number)) {
+                leave(&mut self.streams, chunk);
+            }
+            cable.there = now;
+        }
+        Ok(())
+    }
+
+    /// Cable and number of a chunk that the target has, but that the device does not complete, while it takes no more.
+    pub fn owed(&self) -> Option<(usize, u64)> {
+        self.cables.iter().enumerate().find_map(|(i, cable)| {
+            let (first, next) = (cable.flying.front()?, cable.queued.front()?);
+            let is_owed = first.number < cable.there && cable.is_full_for(self.settings.mode, next);
+            is_owed.then_some((i, first.number))
+        })
     }
 
     /// The next message that this half has to send, with the address of a small put's bytes.
@@ -221,7 +271,7 @@ impl Source {
     fn next_sums(&mut self) -> Option<Body> {
         let mode = self.settings.mode;
         for (i, cable) in self.cables.iter_mut().enumerate() {
-            let more = cable.queued.front().is_some_and(|c| cable.frames + cost(mode, c.len) <= cable.window);
+            let more = cable.queued.front().is_some_and(|chunk| !cable.is_full_for(mode, chunk));
             if cable.sums.len() >= SUMS || (!cable.sums.is_empty() && !more) {
                 let n = cable.sums.len().min(SUMS);
                 let sums: Vec<u32> = cable.sums.drain(..n).collect();

@@ -80,6 +80,8 @@ struct Cable {
     refusals: u32,
     /// Landed, not verified.
     landed: VecDeque<Chunk>,
+    /// How many were verified, wrapping.
+    there: u32,
     /// Sums of the chunks from the first of `landed` on, and how many came in all.
     sums: VecDeque<u32>,
     summed: u64,
@@ -166,6 +168,11 @@ impl Target {
     /// For each lane, how many small puts were taken.
     pub fn taken(&self) -> [u32; Lane::COUNT] {
         std::array::from_fn(|i| self.streams[i].taken)
+    }
+
+    /// For each cable, how many chunks are there and are what was sent.
+    pub fn there(&self) -> [u32; CABLES] {
+        std::array::from_fn(|i| self.cables.get(i).map_or(0, |cable| cable.there))
     }
 
     /// No receive is posted, and none is to be told.
@@ -312,6 +319,7 @@ impl Target {
                 format!("chunk {number} (put {put} on the {lane} lane) with a checksum that is not its own"),
             ));
         }
+        cable.there = cable.there.wrapping_add(1);
         let s = &mut self.streams[chunk.lane.0 as usize];
         let Some(arm) = s.arm(chunk.put) else { return Ok(()) };
         if let State::Coming { len, verified, .. } = &mut arm.state {

@@ -4,19 +4,21 @@
 //!  0  crc32c of the rest     4  kind   5  lane or cable   6  length of the body
 //!  8  number of the message  16 how many of the receiver's messages were received
 //! 24  for each lane, how many small puts were taken (8 x u32, wrapping)
-//! 56  body
+//! 56  for each cable, how many chunks are there (8 x u32, wrapping)
+//! 88  body
 //! ```
 //! Little-endian. The peer is authenticated (rendezvous), not trusted to be free of faults: everything is checked.
 
-use crate::fabric::Lane;
 use crate::fabric::checksum;
+use crate::fabric::{Lane, SHORT};
 
 /// A control slot: one frame of the device.
 pub const SLOT: usize = 4096;
 /// What comes before a body.
-pub const HEADER: usize = 56;
-/// Puts of at most so many bytes travel in a control slot: they are copied, at both ends.
-pub const SMALL: usize = 2048;
+pub const HEADER: usize = 88;
+/// Puts of at most so many bytes travel in a control slot, behind their number: they are copied, at both ends.
+pub const SMALL: usize = SLOT - HEADER - 8;
+const _: () = assert!(SMALL >= SHORT);
 /// Checksums in one message.
 pub const SUMS: usize = 512;
 /// Cables between two ranks.
@@ -31,6 +33,8 @@ pub struct Header {
     pub received: u64,
     /// For each lane, how many of the receiver's small puts were taken, wrapping.
     pub taken: [u32; Lane::COUNT],
+    /// For each cable, how many of the receiver's chunks are there and are what was sent, wrapping.
+    pub there: [u32; CABLES],
 }
 
 /// Leave to send chunks: receives for them are posted.
@@ -146,8 +150,9 @@ pub fn write(header: &Header, body: &Body, out: &mut [u8; SLOT]) -> usize {
     out[5] = which;
     out[8..16].copy_from_slice(&header.number.to_le_bytes());
     out[16..24].copy_from_slice(&header.received.to_le_bytes());
-    for (i, taken) in header.taken.iter().enumerate() {
-        out[24 + 4 * i..28 + 4 * i].copy_from_slice(&taken.to_le_bytes());
+    let counts = header.taken.iter().chain(&header.there);
+    for (count, out) in counts.zip(out[24..HEADER].chunks_exact_mut(4)) {
+        out.copy_from_slice(&count.to_le_bytes());
     }
     len
 }
@@ -191,9 +196,9 @@ pub fn read(message: &[u8]) -> Option<(Header, Body)> {
     let (kind, which) = (message[4], message[5]);
     let mut r = Reader(&message[8..]);
     let (number, received) = (r.u64()?, r.u64()?);
-    let mut taken = [0; Lane::COUNT];
-    for t in &mut taken {
-        *t = r.u32()?;
+    let (mut taken, mut there) = ([0; Lane::COUNT], [0; CABLES]);
+    for count in taken.iter_mut().chain(&mut there) {
+        *count = r.u32()?;
     }
     let lane = || Some(Lane(which)).filter(|l| (l.0 as usize) < Lane::COUNT);
     let body = match kind {
@@ -220,7 +225,7 @@ pub fn read(message: &[u8]) -> Option<(Header, Body)> {
         BYE => Body::Bye,
         _ => return None,
     };
-    r.0.is_empty().then_some((Header { number, received, taken }, body))
+    r.0.is_empty().then_some((Header { number, received, taken, there }, body))
 }
 
 #[cfg(test)]
@@ -232,6 +237,7 @@ mod tests {
             Body::Tick,
             Body::Small { lane: Lane(7), put: 3, data: (0..100).collect() },
             Body::Small { lane: Lane(0), put: u64::MAX, data: vec![] },
+            Body::Small { lane: Lane(1), put: 0, data: vec![9; SMALL] },
             Body::Ready { lane: Lane(2), put: 9, len: 1 << 40, at: 77 },
             Body::Grant(Grant {
                 lane: Lane(1),
@@ -250,9 +256,9 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_no_flipped_bit_passes() {
-        let mut taken = [0; Lane::COUNT];
-        taken[3] = u32::MAX;
-        let header = Header { number: 1 << 40, received: 12, taken };
+        let (mut taken, mut there) = ([0; Lane::COUNT], [0; CABLES]);
+        (taken[3], there[7]) = (u32::MAX, 5);
+        let header = Header { number: 1 << 40, received: 12, taken, there };
         for body in bodies() {
             let mut slot = [0; SLOT];
             let len = write(&header, &body, &mut slot);
