@@ -3,6 +3,7 @@
 //! The loops are Goto's (Goto and van de Geijn 2008; BLIS): passes over k, a block of A in L2, a strip
 //! of B in L1, a tile of C in registers.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use faer::prelude::ReborrowMut;
@@ -26,6 +27,11 @@ pub(super) fn rows_of<T: Scalar>((op, a): (Op, MatRef<'_, T>)) -> Source<T> {
 pub(super) fn columns_of<T: Scalar>((op, b): (Op, MatRef<'_, T>)) -> Source<T> {
     let rows = rows_of((op, b));
     Source { across: rows.along, along: rows.across, ..rows }
+}
+
+thread_local! {
+    /// Where the packed B is that this thread multiplied with last. For speed only.
+    static LAST_B: Cell<usize> = const { Cell::new(0) };
 }
 
 /// C += α·A·B of packed operands; asks for `soon` on the way.
@@ -52,6 +58,8 @@ pub(super) fn packed<T: Scalar, K: Micro<T>>(
         Keep::A => (blocking.block(kc, K::MR, size), (blocking.b_bytes / (kc * size * K::NR)).max(1) * K::NR),
         Keep::B => (m.next_multiple_of(K::MR), blocking.block(kc, K::NR, size)),
     };
+    // The next rows of the same B find it in L2.
+    let fresh = LAST_B.replace(b.as_ptr().addr()) != b.as_ptr().addr() || n > nc;
     // In the second half, so many with each tile: what is fetched earlier is thrown out again by what passes through L2.
     let tiles = m.div_ceil(K::MR) * n.div_ceil(K::NR) * blocking.passes(k).count();
     let share = soon.map_or(0, |soon| (2 * soon.len()).div_ceil(tiles));
@@ -85,6 +93,7 @@ pub(super) fn packed<T: Scalar, K: Micro<T>>(
                                 c: c.wrapping_add(i + j * ldc),
                                 ldc,
                                 add: true,
+                                fresh: i == 0 && fresh,
                             }
                             .run::<K>(blocking.keep, &mut ask);
                         }
@@ -147,7 +156,12 @@ pub(super) fn panel<T: Scalar, K: Micro<T>>(
                             c,
                             ldc,
                             add: true,
+                            fresh: false,
                         };
+                        if blocking.keep == Keep::B {
+                            by_sliver::<T, K>(block, from, m, lda, direct, pa);
+                            continue;
+                        }
                         let mut i = 0;
                         while i < m {
                             let whole = (m - i).min(mc) / K::MR * K::MR;
@@ -169,6 +183,64 @@ pub(super) fn panel<T: Scalar, K: Micro<T>>(
             );
         }
     });
+}
+
+/// The product of a panel sliver by sliver: `block` but for A and the rows, which are `m` rows of `from`; `pa` has room for
+/// a sliver, if A is not read where it lies (`direct`). While a sliver is multiplied, the next one is asked for: each of
+/// its columns begins on a page that no prefetcher of the hardware's will open.
+///
+/// # Safety
+/// As for [`Micro`].
+#[inline(always)]
+unsafe fn by_sliver<T: Scalar, K: Micro<T>>(
+    block: Block<T>,
+    from: Source<T>,
+    m: usize,
+    lda: usize,
+    direct: bool,
+    pa: *mut T,
+) {
+    let strips = block.n.div_ceil(K::NR);
+    let share = block.k.div_ceil(strips);
+    let mut strip = 0;
+    // With each tile some columns. Returns whether it was the sliver's last tile.
+    let mut ask = |next: usize| {
+        for p in strip * share..((strip + 1) * share).min(block.k) {
+            for line in 0..=K::MR * size_of::<T>() / 64 {
+                prefetch_l2(from.at(next, p).wrapping_byte_add(64 * line));
+            }
+        }
+        strip = (strip + 1) % strips;
+        strip == 0
+    };
+    let mut i = 0;
+    while i < m {
+        let c = block.c.wrapping_add(i);
+        let mut next = i + K::MR;
+        if direct && m - i >= K::MR {
+            let rows = (m - i) / K::MR * K::MR;
+            let a = from.at(i, 0);
+            // SAFETY: the caller's promise.
+            unsafe {
+                Block { m: rows, a, a_sliver: K::MR, a_step: lda, c, ..block }.run::<K>(Keep::B, || {
+                    if ask(next) {
+                        next += K::MR;
+                    }
+                });
+            }
+            i += rows;
+        } else {
+            let rows = (m - i).min(K::MR);
+            // SAFETY: the caller's promise.
+            unsafe {
+                pack::<T, K, true>(from.from(i, 0), rows, block.k, pa);
+                Block { m: rows, a_sliver: 0, c, ..block }.run::<K>(Keep::B, || {
+                    ask(next);
+                });
+            }
+            i += rows;
+        }
+    }
 }
 
 /// Multiply-adds below which one thread is quicker than a team.
@@ -372,6 +444,7 @@ impl<T: Scalar> Product<'_, T> {
                         c: c.as_ptr_mut(),
                         ldc: self.c.lld(),
                         add: p > 0 || self.beta != T::zero(),
+                        fresh: true,
                     }
                     .run::<K>(self.blocking.keep, || {});
                 },

@@ -78,6 +78,11 @@ pub(super) trait Micro<T: Scalar>: Copy + Send + Sync + 'static {
     /// Writes column p of a sliver of A, MR elements from `run` on.
     unsafe fn copy_a(sliver: *mut T, p: usize, run: *const T);
 
+    /// Length of the sides of the squares that [`Micro::transpose`] moves, which divides MR and NR; 0 if there is none.
+    const SQUARE: usize;
+    /// Element (i, q) of the square, which is at `from + i·from_step + q`, goes to `to + q·to_step + i`.
+    unsafe fn transpose(from: *const T, from_step: isize, to: *mut T, to_step: isize);
+
     /// Rows of L that are solved together.
     const LR: usize;
     /// X := L⁻¹·X for `strips` strips, each `k·NR` elements, one after another. L is k × k, lower; its diagonal is taken
@@ -116,7 +121,13 @@ pub(super) struct Block<T> {
     pub c: *mut T,
     pub ldc: usize,
     pub add: bool,
+    /// Whether B may be far away yet, where its block is to be kept in L2.
+    pub fresh: bool,
 }
+
+/// Slivers of A that a fresh block of B is multiplied with strip by strip: each strip is on its way while so many tiles
+/// of the one before are computed.
+const FIRST: usize = 4;
 
 impl<T: Scalar> Block<T> {
     /// Computes the block. The next tile of C and the next part of the operand that is not kept in L2 are
@@ -125,13 +136,19 @@ impl<T: Scalar> Block<T> {
     /// # Safety
     /// As for [`Micro`].
     #[inline(always)]
-    pub(super) unsafe fn run<K: Micro<T>>(self, keep: Keep, before: impl FnMut()) {
+    pub(super) unsafe fn run<K: Micro<T>>(self, keep: Keep, mut before: impl FnMut()) {
         // SAFETY: the caller's promise.
         unsafe {
             match keep {
                 // Strip by strip.
                 Keep::A => self.tiles::<K, false>(before),
                 // Sliver by sliver. It does not fit into L1 beside all else, and much of it has to be asked for.
+                Keep::B if self.fresh && self.m >= FIRST * K::MR => {
+                    let rows = FIRST * K::MR;
+                    Block { m: rows, ..self }.tiles::<K, false>(&mut before);
+                    let (a, c) = (self.a.wrapping_add(FIRST * self.a_sliver), self.c.wrapping_add(rows));
+                    Block { m: self.m - rows, a, c, ..self }.tiles::<K, true>(before);
+                }
                 Keep::B => self.tiles::<K, true>(before),
             }
         }
@@ -146,12 +163,15 @@ impl<T: Scalar> Block<T> {
             if BY_SLIVER { (K::MR, self.a_sliver, self.a) } else { (K::NR, self.b_strip, self.b) };
         // Of the next sliver (strip), each tile fetches its share, in NR steps.
         let lines = (width * self.k * size_of::<T>()).div_ceil(64).div_ceil(inner.max(1) * K::NR);
+        // Slivers that are not packed, or are packed one by one, are asked for by the caller.
+        let lines = if BY_SLIVER && (self.a_step != K::MR || self.a_sliver == 0) { 0 } else { lines };
         let at = |o: usize, i: usize| {
             let (r, s) = if BY_SLIVER { (o, i) } else { (i, o) };
             (r, s, self.c.wrapping_add(r * K::MR + s * K::NR * self.ldc))
         };
         for o in 0..outer {
-            let after = if o + 1 < outer { first.wrapping_add((o + 1) * outer_step) } else { first };
+            // After the last comes what follows it in memory, where the caller will most likely go on.
+            let after = first.wrapping_add((o + 1) * outer_step);
             for i in 0..inner {
                 before();
                 let (r, s, c) = at(o, i);

@@ -104,7 +104,23 @@ unsafe fn sliver<T: Scalar, K: Micro<T>, const A: bool>(
     out: *mut T,
 ) {
     let per_line = 64 / size_of::<T>();
-    for p in 0..k {
+    let w = if A { K::MR } else { K::NR };
+    let mut done = 0;
+    if K::SQUARE > 0 && src.along == 1 && !src.conj && valid == w {
+        while done + K::SQUARE <= k {
+            for i in 0..valid {
+                prefetch_l2(src.at(first + valid + i, done));
+            }
+            for i in (0..w).step_by(K::SQUARE) {
+                // SAFETY: as `pack`.
+                unsafe {
+                    K::transpose(src.at(first + i, done), src.across, out.add(done * w + i), w as isize);
+                }
+            }
+            done += K::SQUARE;
+        }
+    }
+    for p in done..k {
         if p % per_line == 0 {
             for i in 0..valid {
                 prefetch_l2(src.at(first + valid + i, p));
@@ -129,7 +145,20 @@ pub(super) unsafe fn unpack<T: Scalar, K: Micro<T>>(packed: *const T, n: usize, 
     let w = K::NR;
     for s in 0..n.div_ceil(w) {
         let valid = w.min(n - s * w);
-        for p in 0..k {
+        let mut done = 0;
+        if K::SQUARE > 0 && dst.along == 1 && valid == w {
+            while done + K::SQUARE <= k {
+                for i in (0..w).step_by(K::SQUARE) {
+                    let to = dst.at(s * w + i, done).cast_mut();
+                    // SAFETY: as `pack`.
+                    unsafe {
+                        K::transpose(packed.add(s * w * k + done * w + i), w as isize, to, dst.across);
+                    }
+                }
+                done += K::SQUARE;
+            }
+        }
+        for p in done..k {
             for i in 0..valid {
                 // SAFETY: as `pack`.
                 unsafe {

@@ -71,6 +71,11 @@ where
         }
     }
 
+    const SQUARE: usize = if S::TRANSPOSES && NR.is_multiple_of(S::LANES) { S::LANES } else { 0 };
+    #[inline(always)]
+    unsafe fn transpose(from: *const R, from_step: isize, to: *mut R, to_step: isize) {
+        S::transpose(from, from_step, to, to_step);
+    }
     #[inline(always)]
     unsafe fn put_a(sliver: *mut R, p: usize, i: usize, x: R) {
         *sliver.add(p * Self::MR + i) = x;

@@ -89,6 +89,11 @@ where
         }
     }
 
+    const SQUARE: usize = 0;
+    #[inline(always)]
+    unsafe fn transpose(_: *const Complex<R>, _: isize, _: *mut Complex<R>, _: isize) {
+        unreachable!("there are no squares");
+    }
     #[inline(always)]
     unsafe fn put_a(sliver: *mut Complex<R>, p: usize, i: usize, x: Complex<R>) {
         let column = sliver.add(p * Self::MR).cast::<R>();

@@ -82,6 +82,13 @@ pub(super) trait Simd<R: Elem>: Copy + Send + Sync + 'static {
     /// The inverse of [`Simd::zip`].
     unsafe fn unzip(lo: Self::V, hi: Self::V) -> (Self::V, Self::V);
 
+    /// Whether squares of `LANES` × `LANES` elements are transposed in registers.
+    const TRANSPOSES: bool = false;
+    /// Element (i, q) of the square, which is at `from + i·from_step + q`, goes to `to + q·to_step + i`.
+    unsafe fn transpose(_from: *const R, _from_step: isize, _to: *mut R, _to_step: isize) {
+        unreachable!("asked for by no instruction set without it")
+    }
+
     /// The tile, in vectors by columns, whose steps are written out by hand, and how many of them at a time.
     const BY_HAND: Option<(usize, usize, usize)> = None;
     /// Steps of that tile: `k` is a multiple of what they are written for; column p of A is at `a + p·a_step`.

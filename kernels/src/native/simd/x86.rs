@@ -265,6 +265,31 @@ impl Simd<f64> for Zmm {
         _mm512_fnmadd_pd
     );
 
+    const TRANSPOSES: bool = true;
+    #[inline(always)]
+    unsafe fn transpose(from: *const f64, from_step: isize, to: *mut f64, to_step: isize) {
+        let mut rows = [_mm512_setzero_pd(); 8];
+        for i in 0..8 {
+            rows[i] = _mm512_loadu_pd(from.wrapping_offset(i as isize * from_step));
+        }
+        // Of each 128-bit lane of two rows their even elements, then their odd ones.
+        let mut pairs = rows;
+        for i in [0, 2, 4, 6] {
+            pairs[i] = _mm512_unpacklo_pd(rows[i], rows[i + 1]);
+            pairs[i + 1] = _mm512_unpackhi_pd(rows[i], rows[i + 1]);
+        }
+        for odd in 0..2 {
+            let (a, b, c, d) = (pairs[odd], pairs[2 + odd], pairs[4 + odd], pairs[6 + odd]);
+            let (left, right) = (_mm512_shuffle_f64x2::<0x44>(a, b), _mm512_shuffle_f64x2::<0x44>(c, d));
+            let to = to.wrapping_offset(odd as isize * to_step);
+            _mm512_storeu_pd(to, _mm512_shuffle_f64x2::<0x88>(left, right));
+            _mm512_storeu_pd(to.wrapping_offset(2 * to_step), _mm512_shuffle_f64x2::<0xdd>(left, right));
+            let (left, right) = (_mm512_shuffle_f64x2::<0xee>(a, b), _mm512_shuffle_f64x2::<0xee>(c, d));
+            _mm512_storeu_pd(to.wrapping_offset(4 * to_step), _mm512_shuffle_f64x2::<0x88>(left, right));
+            _mm512_storeu_pd(to.wrapping_offset(6 * to_step), _mm512_shuffle_f64x2::<0xdd>(left, right));
+        }
+    }
+
     #[inline(always)]
     unsafe fn max_magnitude(acc: __m512d, v: __m512d) -> __m512d {
         let v = _mm512_castpd_si512(_mm512_abs_pd(v));
