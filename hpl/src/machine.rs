@@ -1,6 +1,9 @@
 //! What this machine offers: cores and memory, as the operating system allows this process.
 
+use fulmen::Error;
 use fulmen::dist::memory;
+
+use crate::units;
 
 /// A host, as far as planning needs to know it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,6 +38,26 @@ impl Host {
             available: Some(process.min(memory.host)).filter(|&bytes| bytes < u64::MAX),
             bound: bound.to_string(),
         }
+    }
+}
+
+impl Host {
+    /// Refuses a machine that has not even room for threads: what runs out of memory before it can say so may say nothing.
+    ///
+    /// # Errors
+    /// [`Error::Resources`] with the limit and what raises it.
+    pub fn must_hold_threads(&self) -> Result<(), Error> {
+        if self.available != Some(0) {
+            return Ok(());
+        }
+        let needed = units::bytes(u128::from(address_space_of_threads(self.cores)));
+        Err(Error::Resources {
+            what: format!(
+                "memory: the threads on {} cores take {needed} of addresses, and {} is less",
+                self.cores, self.bound
+            ),
+            remedy: format!("nothing was run; raise it ({}), or give fewer cores (taskset)", self.bound),
+        })
     }
 }
 

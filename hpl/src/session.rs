@@ -51,6 +51,7 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
         request.must_be_startable(host)?;
     }
     let (ranks, threads) = request.shape(host);
+    host.must_hold_threads()?;
     let mut job = driver.calibrate(request.kernels(), ranks, threads)?;
     let rate = match job.gemm_gflops {
         // Of the whole host, also if this job leaves cores idle.
