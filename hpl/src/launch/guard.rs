@@ -34,34 +34,35 @@ impl Guard {
         Ok(Guard { child: command.spawn()?, to })
     }
 
-    fn say(&mut self, word: &str, group: u32) {
+    /// A line, whole or not at all: a pipe takes so few bytes at once, or, when its reader was stopped long ago, none.
+    fn say(&mut self, line: String) {
         // A guard that is gone cannot help; all else still works.
-        let _ = writeln!(self.to, "{word} {group}");
+        let _ = self.to.write(line.as_bytes());
     }
 
     /// The agent lives, and will say so again well within this time.
     pub fn beat(&mut self, bound: Duration) {
-        let _ = writeln!(self.to, "beat {}", bound.as_millis());
+        self.say(format!("beat {}\n", bound.as_millis()));
     }
 
     /// This group is to be killed when the agent is gone.
     pub fn watch(&mut self, group: u32) {
-        self.say("watch", group);
+        self.say(format!("watch {group}\n"));
     }
 
     /// This folder is to be removed when the agent is gone.
     pub fn watch_folder(&mut self, folder: &Path) {
-        let _ = writeln!(self.to, "folder {}", folder.display());
+        self.say(format!("folder {}\n", folder.display()));
     }
 
     /// This group is over, or must not be killed.
     pub fn leave(&mut self, group: u32) {
-        self.say("leave", group);
+        self.say(format!("leave {group}\n"));
     }
 
     /// All is over.
     pub fn dismiss(mut self) {
-        self.say("done", 0);
+        self.say("done 0\n".into());
         drop(self.to);
         let _ = self.child.wait();
     }

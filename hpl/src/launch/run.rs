@@ -56,6 +56,7 @@ fn say(text: &str) {
 /// A job as it is to be started.
 struct Job<'a> {
     cli: &'a Cli,
+    hostfile: Option<Hostfile>,
     hosts: Vec<Host>,
     placement: Placement,
     program: PathBuf,
@@ -67,7 +68,8 @@ struct Job<'a> {
 fn prepare(cli: &Cli) -> Result<Job<'_>> {
     let system = |what: &str, e: std::io::Error| Error::System { what: what.into(), os: e.to_string() };
     let own = std::env::current_exe().map_err(|e| system("cannot find this program's own file", e))?;
-    let hosts = find_hosts(cli)?;
+    let hostfile = cli.hostfile.as_deref().map(Hostfile::read).transpose()?;
+    let hosts = find_hosts(cli, hostfile.as_ref())?;
     let placement = place(&hosts, cli.n, cli.map_by)?;
     let beside = own.parent().unwrap_or(Path::new("/"));
     let name = cli.command.first().map_or(OsStr::new(""), OsString::as_os_str);
@@ -77,24 +79,36 @@ fn prepare(cli: &Cli) -> Result<Job<'_>> {
         Some(folder) => std::path::absolute(folder).map_err(|e| system("--wdir", e))?,
         None => std::env::current_dir().map_err(|e| system("the current folder cannot be found", e))?,
     };
-    Ok(Job { cli, hosts, placement, program, own, folder, vars })
+    Ok(Job { cli, hostfile, hosts, placement, program, own, folder, vars })
 }
 
-fn find_hosts(cli: &Cli) -> Result<Vec<Host>> {
+/// A hostfile, read once: it may be a pipe.
+struct Hostfile {
+    shown: String,
+    bytes: Vec<u8>,
+}
+
+impl Hostfile {
+    fn read(file: &Path) -> Result<Hostfile> {
+        let shown = file.display().to_string();
+        match std::fs::read(file) {
+            Ok(bytes) => Ok(Hostfile { shown, bytes }),
+            Err(e) => Err(Error::argument(
+                "--hostfile",
+                shown,
+                format!("cannot be read: {e}"),
+                "name a file that you may read",
+            )),
+        }
+    }
+}
+
+fn find_hosts(cli: &Cli, file: Option<&Hostfile>) -> Result<Vec<Host>> {
     if !cli.host.is_empty() {
         return hosts::from_list(&cli.host.join(","));
     }
-    if let Some(file) = &cli.hostfile {
-        let shown = file.display().to_string();
-        let bytes = std::fs::read(file).map_err(|e| {
-            Error::argument(
-                "--hostfile",
-                &shown,
-                format!("cannot be read: {e}"),
-                "name a file that you may read",
-            )
-        })?;
-        return hosts::from_file(&shown, &bytes);
+    if let Some(file) = file {
+        return hosts::from_file(&file.shown, &file.bytes);
     }
     let text = |v: OsString| v.into_string().ok();
     let vars: Variables = std::env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect();
@@ -105,17 +119,16 @@ fn find_hosts(cli: &Cli) -> Result<Vec<Host>> {
 }
 
 /// The RDMA devices from rank to rank, if the hostfile tells.
-fn devices(cli: &Cli, hosts: &[String]) -> Result<Option<String>> {
-    let Some(file) = &cli.hostfile else { return Ok(None) };
-    let shown = file.display().to_string();
-    let text = std::fs::read_to_string(file).map_err(|e| {
-        Error::argument("--hostfile", &shown, format!("cannot be read: {e}"), "name a file that can")
-    })?;
+fn devices(file: Option<&Hostfile>, hosts: &[String]) -> Result<Option<String>> {
+    // What is no text is of another dialect, or was refused as such.
+    let Some((file, Ok(text))) = file.map(|file| (file, std::str::from_utf8(&file.bytes))) else {
+        return Ok(None);
+    };
     let text = text.trim_start_matches('\u{feff}');
     if !text.trim_start().starts_with(['[', '{']) {
         return Ok(None); // a hostfile of another dialect
     }
-    let cables = Cables::parse(text, &shown)?;
+    let cables = Cables::parse(text, &file.shown)?;
     Ok(cables::by_rank(&cables, &hosts.iter().map(String::as_str).collect::<Vec<_>>()))
 }
 
@@ -179,7 +192,7 @@ impl Job<'_> {
         if let Some(on) = &cli.interfaces {
             set(INTERFACES, on.clone());
         }
-        if let Some(devices) = devices(cli, &welcome.hosts)? {
+        if let Some(devices) = devices(self.hostfile.as_ref(), &welcome.hosts)? {
             set(DEVICES, devices);
         }
         let (mut all_here, mut below) = (vec![], vec![]);

@@ -455,7 +455,11 @@ fn cables_of_a_hostfile() {
         let hosts = format!(
             r#"[{{"ssh": "a", "ips": [], "rdma": [null, "{device}"]}}, {{"ssh": "b", "ips": [], "rdma": ["rdma_en10", null]}}]"#
         );
-        std::fs::write(bench.path("hosts.json"), hosts).unwrap();
+        // A pipe, as the shell's <(...): it can be read once.
+        let pipe = bench.path("hosts.json");
+        let _ = std::fs::remove_file(&pipe);
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        std::thread::spawn(move || std::fs::write(pipe, hosts));
         let args = ["--ssh", &ssh, "--hostfile", "hosts.json", "-x", &vars[0], "-x", &vars[1]];
         let program = [env!("CARGO_BIN_EXE_hpl-run"), "-N", "100", "--nb", "16", "-P", "1", "-Q", "2"];
         bench.run(&[&args[..], launcher, &program, &["--threads", "1", "--verbose"]].concat())
