@@ -156,8 +156,12 @@ fn a_pivot_is_one_way() {
     for (columns, pieces) in [(128, 1), (256, 2)] {
         let (many, one) = (messages(columns, ROUNDS), messages(columns, 1));
         let rows = 2 * pieces * (ROUNDS - 1);
-        // Three ways would be four messages a row: an announcement, a grant, the row, its checksum.
-        assert!((rows..rows * 3 / 2 + 100).contains(&(many - one)), "{columns}: {many} - {one} of {rows}");
+        // Three ways would be four messages a row: an announcement, a grant, the row, its checksum. What the two runs send to open,
+        // close and show that they live differs by a few messages with the machine's load.
+        assert!(
+            (rows - 100..rows * 3 / 2 + 100).contains(&(many - one)),
+            "{columns}: {many} - {one} of {rows}"
+        );
     }
 }
 
