@@ -43,6 +43,16 @@ impl Case {
     }
 }
 
+/// How a solve into packed form is made.
+enum Solve {
+    /// Strip by strip, with what comes next fetched meanwhile.
+    Into,
+    /// Pack all, then solve.
+    PackFirst,
+    /// What is packed before.
+    Only,
+}
+
 /// What all cases of a table share.
 struct Bench<'a> {
     set: &'a KernelSet,
@@ -147,14 +157,15 @@ impl Bench<'_> {
         let nr = kernels.tile().nr;
         let strips = std::cell::RefCell::new(huge::<T>(kernels.tile().packed_b_len(k, n)));
         let lv = view(&l, k, k, ld);
-        let solve = |pack: bool| {
+        let solve = |how: Solve| {
             let (b, mut strips) = (b.borrow(), strips.borrow_mut());
             let b = &**b;
             let count = strips.len() / (nr * k);
             let shared = SharedMut::new(MatMut::from_column_major_slice_mut(&mut strips, nr * k, count));
             let start = Instant::now();
-            // Strips in threes, as they are solved, while they are in L2.
-            const AT_ONCE: usize = 12;
+            // Long enough that what is fetched ahead counts.
+            const AT_ONCE: usize = 48;
+            let l = kernels.pack_l(lv);
             let next = AtomicUsize::new(0);
             self.team.run(|_| {
                 loop {
@@ -168,16 +179,20 @@ impl Bench<'_> {
                     // SAFETY: strips follow each other.
                     let part =
                         unsafe { std::slice::from_raw_parts_mut(part.as_ptr_mut(), nr * k * mine.len()) };
-                    if pack {
-                        let cols = (n - first * nr).min(nr * mine.len());
-                        kernels.pack_b(view(&b[first * nr * ld..], k, cols, ld), part);
+                    let cols = (n - first * nr).min(nr * mine.len());
+                    match how {
+                        Solve::Into => kernels.trsm_into(&l, view(&b[first * nr * ld..], k, cols, ld), part),
+                        Solve::PackFirst => {
+                            kernels.pack_b(view(&b[first * nr * ld..], k, cols, ld), part);
+                            kernels.trsm_with(&l, k, part);
+                        }
+                        Solve::Only => kernels.trsm_with(&l, k, part),
                     }
-                    kernels.trsm_packed(lv, part);
                 }
             });
             Some(start.elapsed())
         };
-        let mut sides: Vec<(String, Run<'_>)> = vec![("native".into(), Box::new(|| solve(true)))];
+        let mut sides: Vec<(String, Run<'_>)> = vec![("native".into(), Box::new(|| solve(Solve::Into)))];
         for peer in self.peers {
             let (b, l) = (&b, &l);
             sides.push((
@@ -189,7 +204,8 @@ impl Bench<'_> {
                 }),
             ));
         }
-        sides.push(("solve only".into(), Box::new(|| solve(false))));
+        sides.push(("pack, then solve".into(), Box::new(|| solve(Solve::PackFirst))));
+        sides.push(("solve only".into(), Box::new(|| solve(Solve::Only))));
         self.case(&name, k as f64 * k as f64 * n as f64, sides);
     }
 

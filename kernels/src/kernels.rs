@@ -159,6 +159,12 @@ pub trait Kernels<T: Scalar>: Send + Sync {
         self.trsm_packed(MatRef::from_column_major_slice(l, k, k), b);
     }
 
+    /// Packs L⁻¹·B (k × n) into `out`, of [`Tile::packed_b_len`], with an L of order k from [`Kernels::pack_l`].
+    fn trsm_into(&self, l: &[T], b: MatRef<'_, T>, out: &mut [T]) {
+        self.pack_b(b, out);
+        self.trsm_with(l, b.nrows(), out);
+    }
+
     /// C += α·A·B for packed A and B; C is m × n and says how much of the tiles counts.
     fn gemm_packed(&self, alpha: T, a: &[T], b: &[T], k: usize, c: MatMut<'_, T>);
 

@@ -98,7 +98,9 @@ pub(super) unsafe fn real<R: Elem + Scalar<Real = R>, S: Simd<R>>(
             }
             x = S::fma1(-*l, *u.add(p), x);
         }
-        *c.add(i) = x;
+        if np > 0 {
+            *c.add(i) = x;
+        }
         largest.see(x, i);
         i += 1;
     }

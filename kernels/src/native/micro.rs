@@ -86,8 +86,15 @@ pub(super) trait Micro<T: Scalar>: Copy + Send + Sync + 'static {
     /// Rows of L that are solved together.
     const LR: usize;
     /// X := L⁻¹·X for `strips` strips, each `k·NR` elements, one after another. L is k × k, lower; its diagonal is taken
-    /// as ones if `unit`.
-    unsafe fn solve(l: Lower<T>, k: usize, unit: bool, x: *mut T, strips: usize);
+    /// as ones if `unit`. `ahead` is called for some rows at a time (the first, their number), once for each row.
+    unsafe fn solve(
+        l: Lower<T>,
+        k: usize,
+        unit: bool,
+        x: *mut T,
+        strips: usize,
+        ahead: impl FnMut(usize, usize),
+    );
 
     /// See [`crate::Kernels::panel_column`]: `cols` is m × (np + 1), `u` has np elements.
     unsafe fn column(

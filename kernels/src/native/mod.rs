@@ -7,6 +7,8 @@
 mod column;
 mod cpu;
 mod gemm;
+#[cfg(test)]
+mod keep_tests;
 mod micro;
 mod pack;
 mod real;
@@ -206,7 +208,7 @@ impl<T: Scalar, K: Micro<T>> Native<T, K> {
         unsafe {
             K::Arch::enter(
                 #[inline(always)]
-                || K::solve(l, k, true, b.as_mut_ptr(), strips),
+                || K::solve(l, k, true, b.as_mut_ptr(), strips, |_, _| {}),
             );
         }
     }
@@ -363,6 +365,21 @@ impl<T: Scalar, K: Micro<T>> Kernels<T> for Native<T, K> {
     fn trsm_with(&self, l: &[T], k: usize, b: &mut [T]) {
         assert!(l.len() >= k.next_multiple_of(K::LR) * k, "packed L of order {k} has {} elements", l.len());
         self.solve(Lower::packed(l.as_ptr(), k, K::LR), k, b);
+    }
+
+    fn trsm_into(&self, l: &[T], b: MatRef<'_, T>, out: &mut [T]) {
+        check("B", b);
+        let (k, n) = (b.nrows(), b.ncols());
+        assert!(l.len() >= k.next_multiple_of(K::LR) * k, "packed L of order {k} has {} elements", l.len());
+        assert_eq!(out.len(), self.tile().packed_b_len(k, n), "packed B of {k} by {n}");
+        let (l, b) = (Lower::packed(l.as_ptr(), k, K::LR), gemm::columns_of((Op::NoTrans, b)));
+        // SAFETY: lengths checked; the instruction set was checked when the back end was made.
+        unsafe {
+            K::Arch::enter(
+                #[inline(always)]
+                || solve::into::<T, K>(l, b, n, k, out.as_mut_ptr()),
+            );
+        }
     }
 
     fn gemm_packed(&self, alpha: T, a: &[T], b: &[T], k: usize, c: MatMut<'_, T>) {

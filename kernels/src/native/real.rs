@@ -88,8 +88,15 @@ where
         }
     }
     #[inline(always)]
-    unsafe fn solve(l: Lower<R>, k: usize, unit: bool, x: *mut R, strips: usize) {
-        solve::real::<R, W, NR, RB>(l, k, unit, x, strips);
+    unsafe fn solve(
+        l: Lower<R>,
+        k: usize,
+        unit: bool,
+        x: *mut R,
+        strips: usize,
+        ahead: impl FnMut(usize, usize),
+    ) {
+        solve::real::<R, W, NR, RB>(l, k, unit, x, strips, ahead);
     }
     #[inline(always)]
     unsafe fn column(

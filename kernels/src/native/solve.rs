@@ -6,14 +6,49 @@
 
 use num_complex::Complex;
 
-use super::micro::Lower;
-use super::simd::{Elem, Simd};
+use super::micro::{Lower, Micro};
+use super::pack::{Source, pack};
+use super::simd::{Elem, Simd, prefetch_l2};
 use crate::Scalar;
 
 /// Vectors of columns that are solved together.
 const COLUMNS: usize = 3;
 
-/// Strips of `NR` reals a row.
+/// Packs B (k × n) into strips and solves with them, a few at a time: while some are solved, the columns of B that come next, and
+/// where they go, are on their way into the caches.
+///
+/// # Safety
+/// Inside `enter` of K's `Arch`; `l` is of order k, `b` valid for n columns of k elements, `out` for ⌈n/NR⌉·NR·k.
+#[inline(always)]
+pub(super) unsafe fn into<T: Scalar, K: Micro<T>>(
+    l: Lower<T>,
+    b: Source<T>,
+    n: usize,
+    k: usize,
+    out: *mut T,
+) {
+    let columns = COLUMNS * K::NR;
+    for first in (0..n).step_by(columns) {
+        let here = columns.min(n - first);
+        let strips = out.add(first * k);
+        pack::<T, K, false>(b.from(first, 0), here, k, strips);
+        let next = b.from(first + columns, 0);
+        let soon = columns.min(n - first - here);
+        let goes = strips.wrapping_add(columns * k);
+        K::solve(l, k, true, strips, here.div_ceil(K::NR), |i, rows| {
+            for j in 0..soon {
+                prefetch_l2(next.at(j, i));
+            }
+            let bytes = soon * rows * size_of::<T>();
+            for line in 0..bytes.div_ceil(64) {
+                prefetch_l2(goes.wrapping_add(soon * i).wrapping_byte_add(64 * line));
+            }
+        });
+    }
+}
+
+/// Strips of `NR` reals a row. `ahead` is called for each few rows, with the first and their number, while those of the first
+/// columns are computed.
 #[inline(always)]
 pub(super) unsafe fn real<R: Elem, W: Simd<R>, const NR: usize, const RB: usize>(
     l: Lower<R>,
@@ -21,6 +56,7 @@ pub(super) unsafe fn real<R: Elem, W: Simd<R>, const NR: usize, const RB: usize>
     unit: bool,
     x: *mut R,
     strips: usize,
+    mut ahead: impl FnMut(usize, usize),
 ) {
     let per_strip = NR / W::LANES;
     let vectors = strips * per_strip;
@@ -31,11 +67,19 @@ pub(super) unsafe fn real<R: Elem, W: Simd<R>, const NR: usize, const RB: usize>
         for s in 0..COLUMNS {
             x[s] = place(v + s);
         }
-        real_columns::<R, W, NR, RB, COLUMNS>(l, k, unit, x);
+        real_columns::<R, W, NR, RB, COLUMNS>(l, k, unit, x, |i, rows| {
+            if v == 0 {
+                ahead(i, rows);
+            }
+        });
         v += COLUMNS;
     }
     while v < vectors {
-        real_columns::<R, W, NR, RB, 1>(l, k, unit, [place(v)]);
+        real_columns::<R, W, NR, RB, 1>(l, k, unit, [place(v)], |i, rows| {
+            if v == 0 {
+                ahead(i, rows);
+            }
+        });
         v += 1;
     }
 }
@@ -46,13 +90,16 @@ unsafe fn real_columns<R: Elem, W: Simd<R>, const NR: usize, const RB: usize, co
     k: usize,
     unit: bool,
     x: [*mut R; V],
+    mut ahead: impl FnMut(usize, usize),
 ) {
     let mut i = 0;
     while i + RB <= k {
+        ahead(i, RB);
         real_rows::<R, W, NR, RB, V>((l.row(i, RB), l.step), i, unit, x);
         i += RB;
     }
     while i < k {
+        ahead(i, 1);
         real_rows::<R, W, NR, 1, V>((l.row(i, RB), l.step), i, unit, x);
         i += 1;
     }
@@ -111,7 +158,7 @@ unsafe fn real_rows<R: Elem, W: Simd<R>, const NR: usize, const ROWS: usize, con
     eliminate!(0 1 2 3 4 5 6 7);
 }
 
-/// Strips of `NR` complex numbers a row; in registers real and imaginary parts are apart.
+/// Strips of `NR` complex numbers a row; in registers real and imaginary parts are apart. `ahead` as for [`real`].
 #[inline(always)]
 pub(super) unsafe fn split<R: Elem, W: Simd<R>, const NR: usize, const RB: usize>(
     l: Lower<Complex<R>>,
@@ -119,6 +166,7 @@ pub(super) unsafe fn split<R: Elem, W: Simd<R>, const NR: usize, const RB: usize
     unit: bool,
     x: *mut Complex<R>,
     strips: usize,
+    mut ahead: impl FnMut(usize, usize),
 ) where
     Complex<R>: Scalar<Real = R>,
 {
@@ -127,10 +175,16 @@ pub(super) unsafe fn split<R: Elem, W: Simd<R>, const NR: usize, const RB: usize
         let x = x.add(v / per_strip * NR * k + v % per_strip * W::LANES).cast::<R>();
         let mut i = 0;
         while i + RB <= k {
+            if v == 0 {
+                ahead(i, RB);
+            }
             split_rows::<R, W, NR, RB>((l.row(i, RB), l.step), i, unit, x);
             i += RB;
         }
         while i < k {
+            if v == 0 {
+                ahead(i, 1);
+            }
             split_rows::<R, W, NR, 1>((l.row(i, RB), l.step), i, unit, x);
             i += 1;
         }

@@ -111,8 +111,15 @@ where
         }
     }
     #[inline(always)]
-    unsafe fn solve(l: Lower<Complex<R>>, k: usize, unit: bool, x: *mut Complex<R>, strips: usize) {
-        solve::split::<R, W, NR, RB>(l, k, unit, x, strips);
+    unsafe fn solve(
+        l: Lower<Complex<R>>,
+        k: usize,
+        unit: bool,
+        x: *mut Complex<R>,
+        strips: usize,
+        ahead: impl FnMut(usize, usize),
+    ) {
+        solve::split::<R, W, NR, RB>(l, k, unit, x, strips, ahead);
     }
     #[inline(always)]
     unsafe fn column(

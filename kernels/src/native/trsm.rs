@@ -135,7 +135,7 @@ impl<T: Scalar> Solve<'_, T> {
                                 pack::<T, K, false>(x, n, k, strips);
                                 let unit = self.diag == Diag::Unit;
                                 let l = Lower::packed(l.as_ptr(), k, K::LR);
-                                K::solve(l, k, unit, strips, n.div_ceil(K::NR));
+                                K::solve(l, k, unit, strips, n.div_ceil(K::NR), |_, _| {});
                                 unpack::<T, K>(strips, n, k, x);
                             },
                         );

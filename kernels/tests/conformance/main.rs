@@ -282,9 +282,13 @@ fn packed<T: Element>(
 
     let l = triangle::<T>(random, k, Uplo::Lower, Diag::Unit);
     let mut again = pb.clone();
-    kernels.trsm_with(&kernels.pack_l(l.view()), k, &mut again);
+    let packed_l = kernels.pack_l(l.view());
+    kernels.trsm_with(&packed_l, k, &mut again);
+    let mut into = vec![T::one(); pb.len()];
+    kernels.trsm_into(&packed_l, b.view(), &mut into);
     kernels.trsm_packed(l.view(), &mut pb);
     prop_assert!(again == pb, "{name}: trsm_with {size:?} gives other bits than trsm_packed");
+    prop_assert!(into == pb, "{name}: trsm_into {size:?} gives other bits than trsm_packed");
     kernels.unpack_b(&pb, back.view_mut());
     for j in 0..n {
         for i in 0..k {
