@@ -1,6 +1,7 @@
 //! Whole calls of `hpl-run` with a plain serial solver in the place of the machine room.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
@@ -370,13 +371,20 @@ fn ctrl_c_keeps_the_report_so_far() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         let folder = Folder::new();
         fs::write(folder.path("out"), "old").unwrap();
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", "slow_child", "--ignored"])
             .env(SLOW_FOLDER, folder.0.path())
             .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .spawn()
-            .unwrap();
+            .stderr(std::process::Stdio::null());
+        // SAFETY: only sets a signal's action, with no handler: the shell of the tests may ignore it.
+        unsafe {
+            command.pre_exec(move || {
+                libc::signal(signal, libc::SIG_DFL);
+                Ok(())
+            })
+        };
+        let mut child = command.spawn().unwrap();
         // The first run is in the report that grows beside the file.
         let grown = || {
             let growing = folder.names().iter().any(|n| n == "out.partial");

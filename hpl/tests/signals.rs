@@ -59,31 +59,45 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-fn ended_in_order(child: Child, folder: &Path, when: &str) {
+/// What a program has said that was interrupted: it ends with 5, and the report that was there stays.
+fn interrupted(child: Child, folder: &Path, when: &str) -> String {
     let hit = Instant::now();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(hit.elapsed() < Duration::from_secs(30), "{when}: {said}");
     assert_eq!(output.status.code(), Some(5), "{when}: {said}");
-    assert_eq!(said.matches("hpl-run: interrupted").count(), 1, "{when}: {said}");
     assert_eq!(std::fs::read_to_string(folder.join("out")).unwrap(), "old", "{when}");
     assert!(
         names(folder).iter().all(|n| ["out", "j.json.partial"].contains(&n.as_str())),
         "{:?}",
         names(folder)
     );
+    said
+}
+
+fn ended_in_order(child: Child, folder: &Path, when: &str) {
+    let said = interrupted(child, folder, when);
+    assert_eq!(said.matches("hpl-run: interrupted").count(), 1, "{when}: {said}");
+}
+
+/// Tries what a machine that is busy at the wrong moment turns into something else, harmless as well.
+fn one_of_three(what: &str, mut is_so: impl FnMut() -> bool) {
+    assert!((0..3).any(|_| is_so()), "{what}");
 }
 
 /// From the first moment on, while nothing but dgemm has been measured.
 #[test]
 fn before_the_first_run() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        let folder = tempfile::tempdir().unwrap();
-        let child = start(folder.path(), None, &["-N", "12000"]);
-        wait_until("it catches no signal", || catches(&child, signal));
-        send(&child, signal);
-        ended_in_order(child, folder.path(), &format!("signal {signal} at once"));
-        assert_eq!(names(folder.path()), ["out"]);
+        // Sent too late it meets a run.
+        one_of_three(&format!("signal {signal} at once: a report is left"), || {
+            let folder = tempfile::tempdir().unwrap();
+            let child = start(folder.path(), None, &["-N", "12000"]);
+            wait_until("it catches no signal", || catches(&child, signal));
+            send(&child, signal);
+            ended_in_order(child, folder.path(), &format!("signal {signal} at once"));
+            names(folder.path()) == ["out"]
+        });
     }
 }
 
@@ -107,17 +121,24 @@ fn in_the_middle_of_a_run() {
 fn to_the_whole_group_and_twice_in_a_row() {
     for fabric in ["mem", "shm"] {
         for signal in [libc::SIGINT, libc::SIGTERM] {
-            let folder = tempfile::tempdir().unwrap();
-            let child =
-                start(folder.path(), None, &["-N", "12000", "-P", "2", "-Q", "2", "--fabric", fabric]);
-            wait_until("the run does not begin", || names(folder.path()).len() > 1);
-            std::thread::sleep(Duration::from_millis(100));
-            for _ in 0..2 {
-                // SAFETY: the child leads a group of its own, and has not been waited for.
-                unsafe { libc::kill(-(child.id() as libc::pid_t), signal) };
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            ended_in_order(child, folder.path(), &format!("signal {signal} twice to the group on {fabric}"));
+            let when = format!("signal {signal} twice to the group on {fabric}");
+            // A second one that comes half a second later is meant: it ends the program at once, without a word.
+            one_of_three(&format!("{when}: nothing is said"), || {
+                let folder = tempfile::tempdir().unwrap();
+                let child =
+                    start(folder.path(), None, &["-N", "12000", "-P", "2", "-Q", "2", "--fabric", fabric]);
+                wait_until("the run does not begin", || names(folder.path()).len() > 1);
+                std::thread::sleep(Duration::from_millis(100));
+                for _ in 0..2 {
+                    // SAFETY: the child leads a group of its own, and has not been waited for.
+                    unsafe { libc::kill(-(child.id() as libc::pid_t), signal) };
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                let said = interrupted(child, folder.path(), &when);
+                let told = said.matches("hpl-run: interrupted").count();
+                assert!(told <= 1, "{when}: {said}");
+                told == 1
+            });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Random faults at random moments of a run on four hosts: everything ends by itself, in time, says why, and leaves nothing.
 //!
-//! FULMEN_FAULTS tells how many (8), FULMEN_FAULTS_FROM the first seed (0), FULMEN_FAULTS_SILENCE the bound in seconds (4).
+//! FULMEN_FAULTS tells how many (8), FULMEN_FAULTS_FROM the first seed (0), FULMEN_FAULTS_SILENCE the bound in seconds (6).
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -142,7 +142,7 @@ impl Bench {
     fn args(&self, fan_out: usize) -> Vec<String> {
         let disk = self.disk().display().to_string();
         let words = format!(
-            "--silence {0} --start-timeout {0} --fan-out {fan_out} --host h1,h2,h3,h4 {HPL} -N {N} --nb 32 -P 2 -Q 2 --threads 1 --hash \
+            "--silence {} --start-timeout 15 --fan-out {fan_out} --host h1,h2,h3,h4 {HPL} -N {N} --nb 32 -P 2 -Q 2 --threads 1 --hash \
              --output {disk}/HPL.out --json {disk}/report.json",
             self.silence
         );
@@ -283,7 +283,7 @@ impl Bench {
 #[test]
 fn random_faults_end_in_time_and_leave_nothing() {
     let Some(lab) = Lab::up(4, "switch") else { return };
-    let bench = Bench { lab, silence: number("FULMEN_FAULTS_SILENCE", 4.0) };
+    let bench = Bench { lab, silence: number("FULMEN_FAULTS_SILENCE", 6.0) };
     let pace = bench.pace();
     println!("without a fault: head after {:.1?}, passed after {:.1?}", pace.head, pace.passed);
     let from = number("FULMEN_FAULTS_FROM", 0.0) as u64;

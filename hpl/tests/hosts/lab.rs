@@ -102,9 +102,13 @@ impl Lab {
         assert!(output.status.success(), "{args:?}: {output:?}");
     }
 
-    /// Starts `fulmen-run` on the first host.
+    /// Starts `fulmen-run` on the first host; a start takes long where the machine is busy and hosts are reached one through
+    /// the other.
     pub fn start(&self, args: &[&str]) -> Job {
         let mut command = self.on(1, &[env!("CARGO_BIN_EXE_fulmen-run")]);
+        if !args.contains(&"--start-timeout") {
+            command.args(["--start-timeout", "60"]);
+        }
         command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
         for name in ["SLURM_JOB_NODELIST", "SLURM_NODELIST", "SSH_AUTH_SOCK"] {
             command.env_remove(name);

@@ -1,6 +1,7 @@
 //! A folder with stubs, and programs started in it.
 
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -65,6 +66,16 @@ impl Bench {
         for name in ["SLURM_JOB_NODELIST", "SLURM_NODELIST"] {
             command.env_remove(name);
         }
+        // Whatever the shell of the tests ignores: a test begins with the defaults.
+        let reset = || {
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                // SAFETY: no handler.
+                unsafe { libc::signal(signal, libc::SIG_DFL) };
+            }
+            Ok(())
+        };
+        // SAFETY: only sets signals' actions.
+        unsafe { command.pre_exec(reset) };
         Started(command.spawn().unwrap())
     }
 }

@@ -59,7 +59,8 @@ fn the_program_is_copied_down_the_tree() {
     std::fs::create_dir(&far).unwrap();
     let ssh = bench.script("stub", "shift; TMPDIR=$BENCH/far exec sh -c \"$*\"");
     let program = bench.script("prog", "echo $0 $1");
-    let ended = bench.run(&["--ssh", &ssh, "--fan-out", "1", "--host", "a,b,c", "--copy", &program, "x"]);
+    let args = ["--ssh", &ssh, "--fan-out", "1", "--start-timeout", "50", "--host", "a,b,c"];
+    let ended = bench.run(&[&args[..], &["--copy", &program, "x"]].concat());
     ended.expect(0, &[]);
     let mut lines = ended.sorted();
     lines.dedup();
@@ -92,8 +93,9 @@ fn a_host_below_others_that_refuses() {
 /// n01 calls n02 (which calls n03) and n04; n05 calls n06 (which calls n07) and n08.
 fn start(bench: &Bench) -> (crate::bench::Started, Vec<u32>) {
     let ssh = ssh(bench);
-    let args = ["--ssh", &ssh, "--fan-out", "2", "--host", "n[01-08]", "--silence", "4", "sh", "-c", SLEEP];
-    let started = bench.start(&args);
+    let args =
+        ["--ssh", &ssh, "--fan-out", "2", "--start-timeout", "50", "--host", "n[01-08]", "--silence", "6"];
+    let started = bench.start(&[&args[..], &["sh", "-c", SLEEP]].concat());
     let mut pids = bench.pids(16);
     let agents: Vec<u32> = (0..8).map(|rank| parent(rank_pid(bench, rank))).collect();
     pids.extend(agents);
@@ -152,8 +154,9 @@ fn output_comes_up_whole() {
     let program = format!(
         "i=0; while [ $i -lt {lines} ]; do echo $FULMEN_RANK a line of some length; i=$((i+1)); done"
     );
-    let args = ["--ssh", &ssh, "--fan-out", "1", "--host", "a,b,c", "--output-dir", "o", "--output", "none"];
-    let ended = bench.run(&[&args[..], &["sh", "-c", &program]].concat());
+    let args = ["--ssh", &ssh, "--fan-out", "1", "--start-timeout", "50", "--host", "a,b,c"];
+    let ended =
+        bench.run(&[&args[..], &["--output-dir", "o", "--output", "none", "sh", "-c", &program]].concat());
     ended.expect(0, &[]);
     for rank in 0..3 {
         let text = std::fs::read_to_string(bench.path(&format!("o/rank.{rank}.out"))).unwrap();
@@ -170,7 +173,7 @@ fn a_stopped_agent_out_of_reach() {
         "stub",
         "host=$1; shift; [ -e $BENCH/called.$host ] && exec sleep 60; : >$BENCH/called.$host; setsid sh -c \"$*\"",
     );
-    let started = bench.start(&["--ssh", &ssh, "--host", "a,b", "--silence", "2", "sh", "-c", SLEEP]);
+    let started = bench.start(&["--ssh", &ssh, "--host", "a,b", "--silence", "6", "sh", "-c", SLEEP]);
     let mut pids = bench.pids(4);
     let agents = [0, 1].map(|rank| parent(rank_pid(&bench, rank)));
     signal_to(agents[1], libc::SIGSTOP);
