@@ -33,8 +33,10 @@ fn note(name: &str, text: &str) {
     std::fs::rename(dir.join(format!("{name}.part")), dir.join(name)).unwrap();
 }
 
-fn short_bounds() -> Bounds {
-    Bounds { silence: Duration::from_secs(2), patience: Duration::from_secs(60) }
+/// Only the ranks of `faults` wait for one that is silent; of the others none is to be found so, however busy the machine is.
+fn bounds(program: &str) -> Bounds {
+    let silence = if program == "work" { 4 } else { 20 };
+    Bounds { silence: Duration::from_secs(silence), patience: Duration::from_secs(60) }
 }
 
 fn supervise(ranks: usize, program: &str, notes: &Path) -> Result<Outcome> {
@@ -44,7 +46,7 @@ fn supervise(ranks: usize, program: &str, notes: &Path) -> Result<Outcome> {
         command
     })
     .segment_bytes(256 << 20)
-    .bounds(short_bounds())
+    .bounds(bounds(program))
     .run()
 }
 
@@ -89,6 +91,7 @@ fn as_rank() {
 
 /// Exchanges and checks, for as long as it is let.
 fn work(fabric: &dyn Fabric) -> Result<()> {
+    fabric.set_activity("in step 0"); // what is said of it from here on
     note(&format!("pid.{}", fabric.rank()), &std::process::id().to_string());
     ranks::exchange(fabric)
 }
@@ -243,7 +246,13 @@ fn faults() {
         if target != above {
             assert_eq!(status.code(), Some(4), "{said}");
             assert!(message.contains(&format!("rank {rank} (")), "{said}");
-            assert!(message.contains(if signal == libc::SIGKILL { "SIGKILL" } else { "silent" }), "{said}");
+            // Of one that is stopped the supervisor may be the first to know, if the other ranks got no core.
+            let how = if signal == libc::SIGKILL {
+                &["SIGKILL"][..]
+            } else {
+                &["was silent for", "was stopped for"]
+            };
+            assert!(how.iter().any(|how| message.contains(how)), "{said}");
             assert!(message.contains("in step"), "{said}");
         } else if signal == libc::SIGSTOP {
             assert_eq!(status.code(), Some(4), "{said}");

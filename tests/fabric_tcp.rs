@@ -16,12 +16,13 @@ use fulmen::{Error, Result};
 use ranks::{judge_ends, processes};
 use seeded::Draw;
 
-fn short_bounds() -> Bounds {
-    Bounds { silence: Duration::from_secs(3), patience: Duration::from_secs(60) }
+fn bounds(silence: u64) -> Bounds {
+    Bounds { silence: Duration::from_secs(silence), patience: Duration::from_secs(60) }
 }
 
+/// Of jobs whose ranks all live: none is to be found silent, however busy the machine is.
 fn options(connections: usize) -> tcp::Options {
-    tcp::Options { bounds: short_bounds(), connections, ..tcp::Options::default() }
+    tcp::Options { bounds: bounds(20), connections, ..tcp::Options::default() }
 }
 
 fn threads<R: Send>(
@@ -186,7 +187,9 @@ fn as_rank() {
         let size = rendezvous.size();
         let chain = || (0..size).map(|a| (0..a).map(|b| a - b == 1).collect()).collect();
         let reach = (program == "exchange_on_a_chain").then(chain);
-        tcp::connect(rendezvous, secret, &tcp::Options { reach, ..options(1) })
+        // Only the ranks of `faults` wait for one that is silent.
+        let bounds = bounds(if program.starts_with("exchange") { 4 } else { 20 });
+        tcp::connect(rendezvous, secret, &tcp::Options { reach, bounds, ..options(1) })
     });
 }
 
@@ -293,7 +296,7 @@ fn strangers_change_nothing() {
 /// A rank that lives but never puts is slow, not silent; the waiter says so after its patience.
 #[test]
 fn a_slow_rank_is_told_from_a_silent_one() {
-    let bounds = Bounds { silence: Duration::from_secs(2), patience: Duration::from_millis(300) };
+    let bounds = Bounds { patience: Duration::from_millis(300), ..bounds(20) };
     let options = tcp::Options { bounds, ..options(1) };
     let results = threads(2, &options, |fabric| {
         if fabric.rank() == 1 {

@@ -32,8 +32,9 @@ impl Cabling {
     }
 }
 
+/// Nobody is to be found silent, however busy the machine is.
 fn bounds() -> Bounds {
-    Bounds { silence: Duration::from_secs(5), patience: Duration::from_secs(60) }
+    Bounds { silence: Duration::from_secs(20), patience: Duration::from_secs(60) }
 }
 
 fn threads<R: Send>(
@@ -201,8 +202,9 @@ fn relays_that_compute_pass_on() {
 /// A rank that has left stays for as long as others work, in its sight or not, and gives up one that neither works nor leaves.
 #[test]
 fn who_neither_works_nor_leaves_is_named() {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    const PAUSE: Duration = Duration::from_millis(250);
+    // All pauses together are longer than the patience, each much shorter: a busy machine may add some seconds.
+    const PATIENCE: Duration = Duration::from_secs(4);
+    const PAUSE: Duration = Duration::from_millis(400);
     let rank = |fabric: Arc<dyn Fabric>| {
         let me = fabric.rank();
         if me == 0 {
@@ -218,9 +220,13 @@ fn who_neither_works_nor_leaves_is_named() {
             std::thread::sleep(PAUSE);
         }
         if me == 1 {
-            std::thread::sleep(PATIENCE * 2); // stuck
-            let error = fabric.poll().expect_err("nobody gives up rank 1").to_string();
-            let loss = "lives but sent nothing for 2.";
+            // Stuck. A call is work: after one that came too early the others are patient anew.
+            let given_up = (0..5).find_map(|_| {
+                std::thread::sleep(PATIENCE + Duration::from_secs(1));
+                fabric.poll().err()
+            });
+            let error = given_up.expect("nobody gives up rank 1").to_string();
+            let loss = "lives but sent nothing for ";
             assert!(error.contains("rank 1 (") && error.contains(loss), "{error}");
             assert!(error.contains("while leaving the job"), "{error}");
         }

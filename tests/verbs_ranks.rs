@@ -5,7 +5,7 @@
 mod seeded;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ use fulmen::lapack::LuOpts;
 use fulmen_emu_verbs::{Installed, Kind, Profile, Trap, World};
 use seeded::Solve;
 
-/// What a process that is a rank is told: size, rank, address, way, seconds of silence, and whether it solves for ever.
+/// What a process that is a rank is told: size, rank, way, seconds of silence, whether it solves for ever, and where rank 0 is
+/// met.
 const RANK: &str = "FULMEN_TEST_RANK";
 /// The device of rank i to rank j: `rx{i}{j}`. Not set: they find each other by their addresses.
 const NAMES: &str = "FULMEN_VERBS_NAMES";
@@ -40,9 +41,8 @@ fn expected(ranks: usize) -> u64 {
 fn as_rank() {
     let Ok(told) = std::env::var(RANK) else { return };
     let words: Vec<&str> = told.split(' ').collect();
-    let [size, rank, address, way, silence, for_ever] = words[..] else { panic!("{told}") };
+    let [size, rank, way, silence, for_ever, met] = words[..] else { panic!("{told}") };
     let (size, rank): (usize, usize) = (size.parse().unwrap(), rank.parse().unwrap());
-    let address: SocketAddr = address.parse().unwrap();
     let mut bytes = [0; 32];
     std::io::stdin().read_exact(&mut bytes).unwrap();
     let secret = Secret::from_bytes(bytes);
@@ -66,9 +66,11 @@ fn as_rank() {
     let options = Options { devices, way, bounds, ..Options::default() };
     let work = || -> Result<u64> {
         let mut rendezvous = if rank == 0 {
-            AtRankZero::host(TcpListener::bind(address).unwrap(), size, &secret, limit)?
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            println!("\nMEET {}", listener.local_addr().unwrap());
+            AtRankZero::host(listener, size, &secret, limit)?
         } else {
-            AtRankZero::join(&[address], rank, size, &secret, limit)?
+            AtRankZero::join(&[met.parse().unwrap()], rank, size, &secret, limit)?
         };
         let control =
             tcp::connect(&mut rendezvous, secret.clone(), &tcp::Options { bounds, ..Default::default() })?;
@@ -122,11 +124,10 @@ impl Rank {
 /// Starts the ranks; each is on a host of its own, if `world` is emulated.
 fn start(size: usize, world: Option<&Installed>, way: &str, silence: u64, for_ever: bool) -> Vec<Rank> {
     let secret = Secret::random().unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let rank = |rank: usize| {
+    let rank = |rank: usize, met: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "as_rank", "--nocapture"]);
-        command.env(RANK, format!("{size} {rank} {free} {way} {silence} {for_ever}"));
+        command.env(RANK, format!("{size} {rank} {way} {silence} {for_ever} {met}"));
         if let Some(world) = world {
             command.env("FULMEN_VERBS_LIB", world.library()).env("FULMEN_EMU", world.folder());
             command.env("FULMEN_EMU_HOST", format!("h{rank}"));
@@ -136,7 +137,10 @@ fn start(size: usize, world: Option<&Installed>, way: &str, silence: u64, for_ev
         let lines = BufReader::new(child.stdout.take().unwrap());
         Rank { child, lines }
     };
-    (0..size).map(rank).collect()
+    // A port that nobody else of this machine can have taken meanwhile: the first rank says which it has.
+    let mut first = rank(0, "here");
+    let met = first.line("MEET ");
+    std::iter::once(first).chain((1..size).map(|i| rank(i, &met))).collect()
 }
 
 fn ends(ranks: Vec<Rank>) -> Vec<(Option<i32>, String)> {
@@ -184,12 +188,12 @@ fn a_rank_of_an_emulated_host_is_killed() {
 /// at that moment posts no more, and is ended by the silence: then it is tried again.
 #[test]
 fn a_driver_that_crashes_takes_no_other_rank_with_it() {
-    for _ in 0..12 {
+    for _ in 0..40 {
         let world = World::mesh(Profile::Apple, 3)
             .trap(Trap::always(Kind::CrashOnUnplug).on("rdma_en10"))
             .install()
             .unwrap();
-        let mut ranks = start(3, Some(&world), "any", 2, true);
+        let mut ranks = start(3, Some(&world), "any", 4, true);
         for rank in &mut ranks {
             assert!(!rank.line("READY ").is_empty());
         }

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ impl AsFabric for fulmen::fabric::mixed::Connected {
     }
 }
 
-/// What a process that is a rank is told: size, rank, address of the rendezvous, program, and a word of the test's own.
+/// What a process that is a rank is told: size, rank, program, a word of the test's own, and where rank 0 is met.
 const PLAN: &str = "FULMEN_TEST_RANK";
 
 /// A rank's process. Killed when dropped.
@@ -116,14 +116,11 @@ impl Rank {
 /// Starts a job of processes, each of which runs the test `as_rank` of this program; the secret goes over stdin. `program`:
 /// the name of a case, or another that [`exchange`] stands for. `more` is handed through, and must have no blanks.
 pub fn processes(ranks: usize, program: &str, more: &str) -> Vec<Rank> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener); // rank 0 binds it again
     let secret = Secret::random().unwrap();
-    let start = |rank| {
+    let start = |rank, met: &str| {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "as_rank", "--nocapture", "--test-threads=1"])
-            .env(PLAN, format!("{ranks} {rank} {address} {program} {more}"))
+            .env(PLAN, format!("{ranks} {rank} {program} {more} {met}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -133,24 +130,28 @@ pub fn processes(ranks: usize, program: &str, more: &str) -> Vec<Rank> {
         let lines = BufReader::new(child.stdout.take().unwrap());
         Rank { child, lines }
     };
-    (0..ranks).map(start).collect()
+    // A port that nobody else of this machine can have taken meanwhile: the first rank says which it has.
+    let mut first = start(0, "here");
+    let met = first.hear("MEET ");
+    std::iter::once(first).chain((1..ranks).map(|rank| start(rank, &met))).collect()
 }
 
 /// The rank's side of [`processes`]; returns at once where there is no parent. `connect` is given program and `more`.
 pub fn as_rank<C: AsFabric>(connect: impl FnOnce(&mut dyn Rendezvous, Secret, &str, &str) -> Result<C>) {
     let Ok(plan) = std::env::var(PLAN) else { return };
     let words: Vec<&str> = plan.split(' ').collect();
-    let [size, rank, address, program, more] = words[..] else { panic!("{plan}") };
+    let [size, rank, program, more, met] = words[..] else { panic!("{plan}") };
     let (size, rank): (usize, usize) = (size.parse().unwrap(), rank.parse().unwrap());
-    let address: SocketAddr = address.parse().unwrap();
     let mut bytes = [0; 32];
     std::io::stdin().read_exact(&mut bytes).unwrap();
     let (secret, limit) = (Secret::from_bytes(bytes), Duration::from_secs(60));
     let meet = || -> Result<C> {
         let mut rendezvous = if rank == 0 {
-            AtRankZero::host(TcpListener::bind(address).unwrap(), size, &secret, limit)?
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            println!("\nMEET {}", listener.local_addr().unwrap());
+            AtRankZero::host(listener, size, &secret, limit)?
         } else {
-            AtRankZero::join(&[address], rank, size, &secret, limit)?
+            AtRankZero::join(&[met.parse().unwrap()], rank, size, &secret, limit)?
         };
         connect(&mut rendezvous, secret.clone(), program, more)
     };

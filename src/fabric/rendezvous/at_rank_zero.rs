@@ -359,7 +359,7 @@ mod tests {
             let host = scope.spawn(move || {
                 let seen = std::cell::RefCell::new(Vec::new());
                 let look = |missing: &[usize]| seen.borrow_mut().push(missing.to_vec());
-                let limit = Duration::from_secs(1);
+                let limit = Duration::from_secs(5); // rank 2 comes in it, however busy the machine is
                 let e = AtRankZero::host_watched(listener, 4, &secret(1), limit, &look).err().unwrap();
                 assert_eq!(seen.borrow()[0], [1, 2, 3]);
                 assert_eq!(seen.borrow().last().unwrap(), &[1, 3]);

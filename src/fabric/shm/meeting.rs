@@ -24,9 +24,10 @@ use crate::fabric::shared::area::Area;
 use crate::fabric::shared::control::Control;
 use crate::fabric::shared::endpoint::{Endpoint, UnderWay};
 
-/// For one step of another process of this host. A rank that waits for the lowest waits for its turn too.
-const STEP: Duration = Duration::from_secs(3);
-const TURN: Duration = Duration::from_secs(10);
+/// For one step of another process of this host, which may get no core for seconds. A rank that waits for the lowest waits for
+/// its turn too.
+const STEP: Duration = Duration::from_secs(10);
+const TURN: Duration = Duration::from_secs(30);
 /// All segments of a host that one process maps: half of what x86-64 and Apple silicon can address.
 const ADDRESSABLE: usize = 1 << 46;
 /// A copy is acknowledged by this.
