@@ -17,6 +17,7 @@ mod engine;
 mod ffi;
 mod links;
 pub mod nic;
+mod patience;
 pub mod probe;
 mod proof;
 mod protocol;

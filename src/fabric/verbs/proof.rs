@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::devices::Port;
 use super::links::{Offer, SLOTS, gather};
 use super::nic::{Completion, Gid, Granted, Nic, Operation, QpId, Remote, Service};
+use super::patience::Wait;
 use super::protocol::Mode;
 use super::protocol::wire::SLOT;
 use super::trouble::{Refusal, Trouble};
@@ -323,9 +324,10 @@ fn prove(me: usize, nics: &mut [Nic], side: &mut Side, ends: &[End], attempt: us
 
 /// Looks at completions until all proofs have come or time is up.
 fn watch(me: usize, nics: &mut [Nic], sides: &mut [Side], attempt: usize, patience: Duration) -> Result<()> {
-    let start = Instant::now();
+    let mut wait = Wait::begin(patience, Instant::now());
     let mut completions = [Completion::default(); 32];
     loop {
+        let is_late = wait.is_over(Instant::now());
         for nic in nics.iter_mut() {
             let n = nic.poll(&mut completions)?;
             for c in &completions[..n] {
@@ -362,7 +364,7 @@ fn watch(me: usize, nics: &mut [Nic], sides: &mut [Side], attempt: usize, patien
         let is_there = |d: &Draft| {
             d.is_proved || d.expected == 0 || is_over(d) || (d.received, d.sent) == (d.expected, d.expected)
         };
-        if sides.iter().flat_map(|s| &s.drafts).all(is_there) || start.elapsed() > patience {
+        if sides.iter().flat_map(|s| &s.drafts).all(is_there) || is_late {
             return Ok(());
         }
         std::thread::yield_now();

@@ -15,6 +15,7 @@ use crate::fabric::verbs::arena::Arena;
 use crate::fabric::verbs::ffi::Library;
 use crate::fabric::verbs::links::{Offer, SLOTS, gather};
 use crate::fabric::verbs::nic::{Completion, Nic, Operation, QpId, Service};
+use crate::fabric::verbs::patience::Wait;
 use crate::fabric::verbs::proof::noise;
 use crate::fabric::verbs::proof::{self, Draft, Side, Way};
 use crate::fabric::verbs::protocol::wire::SLOT;
@@ -279,19 +280,22 @@ impl Ends<'_> {
         patience: Duration,
         mut done: impl FnMut(&mut Self, &Completion) -> Result<bool>,
     ) -> Result<bool> {
-        let mut last = Instant::now();
+        let mut wait = Wait::begin(patience, Instant::now());
         let mut completions = [Completion::default(); 32];
-        while last.elapsed() < patience {
+        loop {
+            let is_late = wait.is_over(Instant::now());
             let n = self.nic[0].poll(&mut completions)?;
             for completion in &completions[..n] {
-                last = Instant::now();
+                wait.again(Instant::now());
                 if done(self, completion)? {
                     return Ok(true);
                 }
             }
+            if is_late && n == 0 {
+                return Ok(false);
+            }
             std::thread::yield_now();
         }
-        Ok(false)
     }
 
     /// More and more messages under way at once, in both directions: how many pass, and whether more did not.
