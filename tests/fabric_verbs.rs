@@ -17,7 +17,7 @@ use fulmen::fabric::verbs::{Devices, Mode, Options, Service};
 use fulmen::fabric::{Bounds, Fabric, Lane};
 use fulmen_emu_verbs::{Counters, Profile};
 use seeded::mix;
-use traps::{is_named, seeds, traps};
+use traps::{is_named, is_silence, seeds, traps};
 
 /// Nothing that a provider would punish, and nothing left.
 fn check_clean(c: &Counters) {
@@ -96,27 +96,36 @@ fn conformance_or_a_named_error_under_every_trap() {
         let (traps, must_end_well) = traps(seed);
         let cables = 1 + (mix(seed, 22) % 2) as usize;
         let world = verbs::mesh(Profile::Apple, case.ranks, cables).seed(seed);
-        let world = traps.iter().cloned().fold(world, |world, trap| world.trap(trap)).install().unwrap();
-        let (silence, patience) = if must_end_well { (20, 60) } else { (2, 60) };
-        let options = Options {
-            bounds: Bounds { silence: Duration::from_secs(silence), patience: Duration::from_secs(patience) },
-            progress_thread: mix(seed, 23).is_multiple_of(2),
-            chunk: 4096 << (mix(seed, 24) % 5),
-            ..verbs::options(&world, case.ranks, cables)
+        let world = traps.iter().cloned().fold(world, |world, trap| world.trap(trap));
+        let mut run = |silence: u64| {
+            let world = world.install().unwrap();
+            let options = Options {
+                bounds: Bounds { silence: Duration::from_secs(silence), patience: Duration::from_secs(60) },
+                progress_thread: mix(seed, 23).is_multiple_of(2),
+                chunk: 4096 << (mix(seed, 24) % 5),
+                ..verbs::options(&world, case.ranks, cables)
+            };
+            let start = Instant::now();
+            let shown =
+                std::panic::catch_unwind(|| verbs::run(case.ranks, &options, |fabric| case.run(&fabric)));
+            let results = shown
+                .unwrap_or_else(|_| panic!("seed {seed}, {}: a rank panicked, under {traps:?}", case.name));
+            slowest = slowest.max(start.elapsed());
+            let c = world.counters();
+            assert_eq!(
+                (c.qps, c.cqs, c.mrs, c.pds),
+                (0, 0, 0, 0),
+                "seed {seed}, {}: something is left",
+                case.name
+            );
+            assert_eq!(c.not_sends + c.bad_keys + c.aliased, 0, "seed {seed}, {}: {c:?}", case.name);
+            (results, c)
         };
-        let start = Instant::now();
-        let shown = std::panic::catch_unwind(|| verbs::run(case.ranks, &options, |fabric| case.run(&fabric)));
-        let results =
-            shown.unwrap_or_else(|_| panic!("seed {seed}, {}: a rank panicked, under {traps:?}", case.name));
-        slowest = slowest.max(start.elapsed());
-        let c = world.counters();
-        assert_eq!(
-            (c.qps, c.cqs, c.mrs, c.pds),
-            (0, 0, 0, 0),
-            "seed {seed}, {}: something is left",
-            case.name
-        );
-        assert_eq!(c.not_sends + c.bad_keys + c.aliased, 0, "seed {seed}, {}: {c:?}", case.name);
+        // A loss and a dead link are found out after the silence; that of a job that must end well is for a busy machine.
+        let (mut results, mut c) = run(if must_end_well { 20 } else { 2 });
+        if c.traps == 0 && !must_end_well && is_silence(&results) {
+            (results, c) = run(20);
+        }
         if results.iter().enumerate().all(|(rank, result)| case.is_right(rank, result)) {
             right += 1;
             continue;

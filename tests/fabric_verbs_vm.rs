@@ -74,7 +74,8 @@ fn hpl_on_cables(hosts: usize) -> String {
     };
     let hosts = (0..hosts).map(host).collect::<Vec<_>>().join(", ");
     format!(
-        "echo '[{hosts}]' >hosts.json && fulmen-run --ssh /job/stub --hostfile hosts.json {HPL} --fabric verbs --verbose 2>&1"
+        "echo '[{hosts}]' >hosts.json && fulmen-run --ssh /job/stub --hostfile hosts.json --start-timeout 120 --silence 60 \
+         {HPL} --fabric verbs --verbose 2>&1"
     )
 }
 
@@ -99,5 +100,7 @@ fn solves_on_soft_roce() {
     let alone = Command::new(program).args(words).args(["--fabric", "mem"]).output().unwrap();
     let alone = String::from_utf8_lossy(&alone.stderr).into_owned();
     assert!(hashes(&alone).len() == 2 && hashes(&text) == hashes(&alone), "{alone}{text}");
-    assert_eq!(text.matches(": verbs, rc write over rx").count(), 6, "{text}");
+    // As one does by itself; a machine that is too busy for the proof of a reliable pair in time takes an unreliable one.
+    let over = |way: &str| text.matches(&format!(": verbs, {way}")).count();
+    assert!(over("") == 6 && over("rc write over rx") > 0, "{text}");
 }

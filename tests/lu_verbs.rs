@@ -14,7 +14,7 @@ use fulmen::fabric::{Bounds, mem};
 use fulmen::lapack::LuOpts;
 use fulmen_emu_verbs::Profile;
 use seeded::{Solve, mix};
-use traps::{is_named, seeds, traps};
+use traps::{is_named, is_silence, seeds, traps};
 
 fn job(seed: u64) -> Solve {
     Solve {
@@ -40,26 +40,32 @@ fn right_bits_or_a_named_error_under_every_trap() {
         let world = &worlds.iter().find(|(ranks, _)| *ranks == n).unwrap().1;
         let (traps, must_end_well) = traps(seed);
         let description = verbs::mesh(Profile::Apple, n, 1).seed(seed);
-        world.change(&traps.iter().cloned().fold(description, |w, t| w.trap(t))).unwrap();
+        let description = traps.iter().cloned().fold(description, |w, t| w.trap(t));
         let expected =
             mem::run(n, mem::Options::default(), |fabric| job.bits(fabric)).swap_remove(0).unwrap();
 
+        let mut run = |silence: u64| {
+            world.change(&description).unwrap();
+            let mut options = verbs::options(world, n, 1);
+            options.bounds =
+                Bounds { silence: Duration::from_secs(silence), patience: Duration::from_secs(60) };
+            options.progress_thread = mix(seed, 9).is_multiple_of(2);
+            options.chunk = 4096 << (mix(seed, 10) % 3);
+            let start = Instant::now();
+            let results = verbs::run(n, &options, |fabric| job.bits(fabric));
+            slowest = slowest.max(start.elapsed());
+            let c = world.counters();
+            let left = (c.qps, c.cqs, c.mrs, c.pds);
+            assert_eq!(left, (0, 0, 0, 0), "seed {seed}: queue pairs, queues, regions, domains are left");
+            assert_eq!(c.not_sends + c.bad_keys + c.aliased, 0, "seed {seed}: {c:?}");
+            (results, c)
+        };
         // A loss and a dead link are found out after the silence; that of a job that must end well is for a busy machine.
-        let (silence, patience) = if must_end_well { (20, 60) } else { (2, 60) };
-        let mut options = verbs::options(world, n, 1);
-        options.bounds =
-            Bounds { silence: Duration::from_secs(silence), patience: Duration::from_secs(patience) };
-        options.progress_thread = mix(seed, 9).is_multiple_of(2);
-        options.chunk = 4096 << (mix(seed, 10) % 3);
-        let start = Instant::now();
-        let results = verbs::run(n, &options, |fabric| job.bits(fabric));
-        slowest = slowest.max(start.elapsed());
-
-        let counters = world.counters();
+        let (mut results, mut counters) = run(if must_end_well { 20 } else { 2 });
+        if counters.traps == 0 && !must_end_well && is_silence(&results) {
+            (results, counters) = run(20);
+        }
         played += (counters.traps > 0) as u64;
-        let left = (counters.qps, counters.cqs, counters.mrs, counters.pds);
-        assert_eq!(left, (0, 0, 0, 0), "seed {seed}: queue pairs, queues, regions, domains are left");
-        assert_eq!(counters.not_sends + counters.bad_keys + counters.aliased, 0, "seed {seed}: {counters:?}");
         for (rank, result) in results.iter().enumerate() {
             match result {
                 Ok(bits) => assert!(bits == &expected, "seed {seed}: rank {rank} accepted a wrong answer"),

@@ -23,6 +23,12 @@ pub fn is_named(rank: usize, e: &Error) -> bool {
     }
 }
 
+/// Whether a rank was found silent. Where nothing was played it was not, but got no core for so long: that is no fault of the
+/// code, if it does not come again with more patience.
+pub fn is_silence<T>(results: &[Result<T, Error>]) -> bool {
+    results.iter().any(|result| result.as_ref().is_err_and(|e| e.to_string().contains("was silent for")))
+}
+
 /// What is played by a seed, and whether the job must end well all the same.
 pub fn traps(seed: u64) -> (Vec<Trap>, bool) {
     let chance = |kind| vec![Trap { after: 8, ..Trap::with_chance(kind, 0.005) }];
