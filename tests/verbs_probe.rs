@@ -2,13 +2,17 @@
 #![cfg(target_os = "linux")]
 
 use fulmen::fabric::rendezvous::in_process;
-use fulmen::fabric::verbs::probe::{self, Known, Note, Outcome, Pair, Writes};
-use fulmen::fabric::verbs::{Library, Service, Step};
+use fulmen::fabric::verbs::probe::{self, Known, Local, Note, Outcome, Pair, Writes};
+use fulmen::fabric::verbs::{Library, Refusal, Service, Step};
 use fulmen::{Error, Result};
 use fulmen_emu_verbs::{Call, Installed, Kind, Link, Profile, Trap, World};
 
 fn library(world: &Installed) -> &'static Library {
     Library::open(world.library()).unwrap()
+}
+
+fn local(world: &Installed, device: &str, notes: &mut Vec<Note>) -> std::result::Result<Local, Refusal> {
+    probe::local(library(world), device, &|| true, &mut |note| notes.push(note))
 }
 
 fn pair(world: &Installed) -> (Vec<Result<Pair>>, Vec<Note>) {
@@ -56,9 +60,9 @@ fn a_device_tells_what_it_grants() {
         let world = World::mesh(profile, 2).install().unwrap();
         let device = format!("{}01", profile.prefix());
         let mut notes = Vec::new();
-        let found = probe::local(library(&world), &device, &mut |note| notes.push(note)).unwrap();
-        assert_eq!((found.reliable, found.granted[0].0), (reliable, first));
-        assert!((64 << 20..=128 << 20).contains(&found.registered), "{found:?}");
+        let found = local(&world, &device, &mut notes).unwrap();
+        assert_eq!((found.reliable, found.unreliable, found.granted[0].0), (reliable, true, first));
+        assert!((64 << 20..=128 << 20).contains(&found.registered) && found.is_whole(), "{found:?}");
         assert!(
             found.granted.iter().all(|(asked, got)| got.send >= *asked && got.receive >= *asked),
             "{found:?}"
@@ -85,7 +89,7 @@ fn refusals_are_told_by_step_and_number() {
     for (kind, step) in rows {
         let world = World::mesh(Profile::Apple, 2).trap(Trap::always(kind)).install().unwrap();
         let mut notes = Vec::new();
-        let refusal = probe::local(library(&world), "rdma_en01", &mut |note| notes.push(note)).unwrap_err();
+        let refusal = local(&world, "rdma_en01", &mut notes).unwrap_err();
         assert_eq!(refusal.step, step, "{kind:?}");
         let told =
             failures(&notes).into_iter().any(|(at, _, how)| at == step && matches!(how, Outcome::Refused(_)));
@@ -160,6 +164,109 @@ fn what_does_not_pass_is_found() {
     check_nothing_is_left(&world);
 }
 
+/// What is refused after as much was granted, or before less is asked, is an answer.
+#[test]
+fn a_device_that_grants_less_has_not_failed() {
+    let refused = |call| Trap::always(Kind::Fail { call, errno: 12 });
+    // Little memory may be locked.
+    let little = World::mesh(Profile::Nic, 2).trap(refused(Call::RegMr).from_bytes(8 << 20));
+    let world = little.install().unwrap();
+    let mut notes = Vec::new();
+    let found = local(&world, "nic01", &mut notes).unwrap();
+    assert!(found.registered <= 1 << 20 && found.refused >= 8 << 20 && !found.is_whole(), "{found:?}");
+    assert_eq!(failures(&notes), [(Step::Register, 2, Outcome::Answered(12))]);
+    check_nothing_is_left(&world);
+    // Two devices make do with the memory that they have.
+    let (found, notes) = pair(&world);
+    for found in found {
+        let known = found.unwrap_or_else(|e| panic!("{e}: {notes:?}")).known;
+        assert!(known.slot == probe::LARGEST && (1..32).contains(&known.window), "{known:?}");
+    }
+    let only_memory = |f: &(Step, u64, Outcome)| (f.0, f.2) == (Step::Register, Outcome::Answered(12));
+    assert!(failures(&notes).iter().all(only_memory) && !failures(&notes).is_empty(), "{notes:?}");
+    check_nothing_is_left(&world);
+    // The deepest queue pair is refused, others are not; a NIC's number means nothing more.
+    let world = World::mesh(Profile::Nic, 2).trap(Trap { times: 1, ..refused(Call::CreateQp) });
+    let world = world.install().unwrap();
+    let mut notes = Vec::new();
+    let found = local(&world, "nic01", &mut notes).unwrap();
+    let depths: Vec<u32> = found.granted.iter().map(|(depth, _)| *depth).collect();
+    assert_eq!((depths, found.is_whole()), (vec![1023, 256], false));
+    assert_eq!(failures(&notes), [(Step::CreateQp, 4095, Outcome::Answered(12))]);
+}
+
+/// iWARP: no unreliable connections, which is told and gets along.
+#[test]
+fn reliable_connections_do_where_there_are_no_others() {
+    let world = World::mesh(Profile::Nic, 2).trap(Trap::always(Kind::ReliableOnly).on("nic01"));
+    let world = world.install().unwrap();
+    let mut notes = Vec::new();
+    let found = local(&world, "nic01", &mut notes).unwrap();
+    assert_eq!((found.reliable, found.unreliable, found.granted.len()), (true, false, 3));
+    assert_eq!(failures(&notes), [(Step::CreateQp, 4095, Outcome::Answered(95))]);
+    let (found, notes) = pair(&world);
+    for found in found {
+        let known = found.unwrap_or_else(|e| panic!("{e}: {notes:?}")).known;
+        assert_eq!(known, Known { slot: probe::LARGEST, window: 32, writes: Writes::Over(Service::Rc) });
+    }
+    check_nothing_is_left(&world);
+}
+
+/// Who is asked to end does, after the step that is being taken, and gives back what he has.
+#[test]
+fn a_probe_ends_between_two_steps() {
+    for step in [Step::Register, Step::CreateQp] {
+        let world = World::mesh(Profile::Nic, 2).install().unwrap();
+        let (asked, mut notes) = (std::cell::Cell::new(false), Vec::new());
+        let refusal = probe::local(library(&world), "nic01", &|| !asked.get(), &mut |note| {
+            asked.set(note.step == step);
+            notes.push(note);
+        })
+        .unwrap_err();
+        assert_eq!(refusal.number, 4, "interrupted");
+        assert!(notes.last().unwrap().outcome == Some(Outcome::Done), "{notes:?}");
+        check_nothing_is_left(&world);
+    }
+}
+
+/// Both ends try as much at once as the one that was granted less.
+#[test]
+fn ends_that_are_granted_different_depths_keep_in_step() {
+    // Of 512 KiB, which are 128 frames, 300 hold two and 1023 seven.
+    let world =
+        World::mesh(Profile::Apple, 2).trap(Trap::always(Kind::Grants { frames: 300 }).on("rdma_en01"));
+    let world = world.install().unwrap();
+    let (found, notes) = pair(&world);
+    assert!(failures(&notes).is_empty(), "{notes:?}");
+    for found in found {
+        let known = found.unwrap_or_else(|e| panic!("{e}")).known;
+        assert_eq!((known.slot, known.window), (probe::LARGEST, 2));
+    }
+    check_nothing_is_left(&world);
+}
+
+/// What the device says while a stream runs is told as that, and not as a message lost.
+#[test]
+fn a_refused_post_is_no_lost_message() {
+    let refused = Kind::Fail { call: Call::PostSend, errno: 35 };
+    // After the warm-ups (9), the first few at once (7) and most of the round trips (100).
+    for (after, step) in [(60, Step::RoundTrip), (118, Step::Stream)] {
+        let trap = Trap { after, ..Trap::always(refused) }.on("rdma_en01");
+        let world = World::mesh(Profile::Apple, 2).trap(trap).install().unwrap();
+        let (found, notes) = pair(&world);
+        assert!(found.iter().all(Result::is_err));
+        let begun = notes.iter().rev().find(|n| n.outcome.is_none()).unwrap();
+        let told = failures(&notes);
+        assert!(
+            begun.step == step
+                && told.len() == 1
+                && (told[0].0, told[0].2) == (Step::PostSend, Outcome::Refused(35)),
+            "{told:?}"
+        );
+        check_nothing_is_left(&world);
+    }
+}
+
 /// What both ends know is not found out again; what one of them knows otherwise is.
 #[test]
 fn what_is_known_is_not_tried_again() {
@@ -185,7 +292,7 @@ fn on_this_machines_devices() {
     };
     let library = Library::find().unwrap();
     let names: Vec<&str> = names.split(',').collect();
-    let local = probe::local(library, names[0], &mut |_| {}).unwrap();
+    let local = probe::local(library, names[0], &|| true, &mut |_| {}).unwrap();
     assert!(local.reliable && local.registered > 0 && !local.granted.is_empty(), "{local:?}");
     let (found, notes) = pair_of(library, &[names[0], names[1]], None);
     for (rank, found) in found.into_iter().enumerate() {

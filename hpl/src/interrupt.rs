@@ -57,6 +57,12 @@ pub(crate) fn catch(handler: extern "C" fn(libc::c_int)) {
     }
 }
 
+/// Catches SIGINT, SIGTERM and SIGHUP from now on, for who looks at [`count`] between the steps of what has to end in order.
+/// A second signal ends the program at once.
+pub fn listen() {
+    catch(note);
+}
+
 /// Catches SIGINT, SIGTERM and SIGHUP from now on, and runs `end` on a thread of its own when one comes. `end` keeps what
 /// can be kept; then the program ends with 5.
 pub fn watch(end: impl FnOnce() + Send + 'static) {

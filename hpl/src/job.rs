@@ -93,8 +93,10 @@ pub fn run(job: Job) -> ExitCode {
         job.connect(&options)
     };
     if let Some(Command::Doctor(options)) = given.and_then(|c| c.command.as_ref()) {
-        // What makes no sense of the environment is told by `connect`.
-        let devices = job.options(bounds).map(|options| options.verbs.devices).unwrap_or_default();
+        let devices = match job.options(bounds) {
+            Ok(options) => options.verbs.devices,
+            Err(e) => return told(&job, &e),
+        };
         let status = doctor::job::run(options, &job, &devices, connect, &mut std::io::stdout());
         return status.map_or_else(|e| told(&job, &job.ending().unwrap_or(e)), ExitCode::from);
     }

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     if let Some(Command::Doctor(options)) = &cli.command {
+        fulmen_hpl::interrupt::listen();
         let told = doctor::run(options, &mut std::io::stdout()).map_err(Failure::from);
         return told
             .unwrap_or_else(|failure| {

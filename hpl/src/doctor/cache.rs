@@ -7,38 +7,57 @@ use fulmen::fabric::verbs::LIBRARY_VARIABLE;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::facts::System;
+use super::facts::{Facts, System};
 
 /// Where something that was found holds.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Key {
     fulmen: String,
-    os: String,
-    version: String,
-    build: String,
     /// [`LIBRARY_VARIABLE`], if set.
     library: Option<String>,
     /// The device, or both of a pair.
+    ends: Vec<End>,
+}
+
+/// A device, and all that it depends on. Hosts that share a home share what is kept.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+struct End {
+    host: String,
+    model: String,
+    os: String,
+    version: String,
+    build: String,
     device: String,
 }
 
+impl End {
+    fn of(facts: &Facts, device: &str) -> End {
+        let System { os, version, build, model, .. } = facts.system.clone();
+        End { host: facts.host.clone(), model, os, version, build, device: device.into() }
+    }
+}
+
 impl Key {
-    /// Of a device on this system.
-    pub fn of(system: &System, device: &str) -> Key {
+    /// Of a device of this host.
+    pub fn of(facts: &Facts, device: &str) -> Key {
         Key {
             fulmen: env!("CARGO_PKG_VERSION").into(),
-            os: system.os.clone(),
-            version: system.version.clone(),
-            build: system.build.clone(),
             library: std::env::var(LIBRARY_VARIABLE).ok(),
-            device: device.into(),
+            ends: vec![End::of(facts, device)],
         }
     }
 
-    /// Of two devices on two systems.
-    pub fn of_pair(here: (&System, &str), there: (&System, &str)) -> Key {
-        let key = Key::of(here.0, &format!("{}-{}", here.1, there.1));
-        Key { build: format!("{} {}", key.build, there.0.build), ..key }
+    /// Of two devices of two hosts.
+    pub fn of_pair(here: (&Facts, &str), there: (&Facts, &str)) -> Key {
+        let ends = [here, there].map(|(facts, device)| End::of(facts, device));
+        Key { ends: ends.into(), ..Key::of(here.0, here.1) }
+    }
+
+    /// The name of its file.
+    fn name(&self) -> String {
+        let parts: Vec<String> = self.ends.iter().map(|end| format!("{}-{}", end.host, end.device)).collect();
+        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+        parts.join("-").chars().map(plain).chain(".json".chars()).collect()
     }
 }
 
@@ -50,22 +69,16 @@ pub fn folder(system: &System) -> Option<PathBuf> {
     folder.is_absolute().then(|| folder.join("fulmen/probe"))
 }
 
-/// One file each; a name that is no file name is not kept.
-fn file(folder: &Path, device: &str) -> Option<PathBuf> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    (!device.is_empty() && device.chars().all(is_plain)).then(|| folder.join(format!("{device}.json")))
-}
-
 /// What was kept, if it holds there.
 pub fn recall<T: DeserializeOwned>(folder: &Path, wanted: &Key) -> Option<T> {
-    let text = std::fs::read_to_string(file(folder, &wanted.device)?).ok()?;
+    let text = std::fs::read_to_string(folder.join(wanted.name())).ok()?;
     let (key, found): (Key, T) = serde_json::from_str(&text).ok()?;
     (key == *wanted).then_some(found)
 }
 
 /// Keeps it: whole or not at all, for a half-written file is of no use, and is not read.
 pub fn keep<T: Serialize>(folder: &Path, key: &Key, found: &T) {
-    let Some(path) = file(folder, &key.device) else { return };
+    let path = folder.join(key.name());
     let Ok(text) = serde_json::to_string_pretty(&(key, found)) else { return };
     let part = path.with_extension(std::process::id().to_string());
     // Without a cache the devices are tried again next time.
@@ -78,36 +91,50 @@ pub fn keep<T: Serialize>(folder: &Path, key: &Key, found: &T) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_kept_holds_for_its_build_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let system = System {
-            os: "macos".into(),
-            version: "26.3".into(),
-            build: "25D125".into(),
-            ..System::default()
-        };
-        let of = |system: &System| Key::of(system, "rdma_en5");
-        let recall = |key: &Key| recall::<u64>(folder.path(), key);
-        assert_eq!(recall(&of(&system)), None);
-        keep(folder.path(), &of(&system), &7u64);
-        assert_eq!(recall(&of(&system)), Some(7));
-        let next = System { build: "25D200".into(), ..system.clone() };
-        assert_eq!(recall(&of(&next)), None);
-        keep(folder.path(), &Key::of(&system, "../x"), &8u64);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        std::fs::write(folder.path().join("rdma_en5.json"), "{").unwrap();
-        assert_eq!(recall(&of(&system)), None);
+    fn mac(host: &str, model: &str, build: &str) -> Facts {
+        let system =
+            System { os: "macos".into(), model: model.into(), build: build.into(), ..System::default() };
+        Facts { host: host.into(), system, ..Facts::default() }
     }
 
     #[test]
-    fn a_pair_holds_for_both_builds() {
+    fn what_is_kept_holds_for_its_host_and_build_alone() {
         let folder = tempfile::tempdir().unwrap();
-        let system = |build: &str| System { build: build.into(), ..System::default() };
-        let of = |a: &str, b: &str| Key::of_pair((&system(a), "rdma_en5"), (&system(b), "rdma_en4"));
-        keep(folder.path(), &of("A", "A"), &7u64);
-        assert_eq!(recall::<u64>(folder.path(), &of("A", "A")), Some(7));
-        assert_eq!(recall::<u64>(folder.path(), &of("A", "B")), None);
-        assert_eq!(recall::<u64>(folder.path(), &of("B", "A")), None);
+        let of = |host, model, build| Key::of(&mac(host, model, build), "rdma_en5");
+        let recall = |key: &Key| recall::<u64>(folder.path(), key);
+        let mine = of("a.local", "Mac16,11", "25D125");
+        assert_eq!(recall(&mine), None);
+        keep(folder.path(), &mine, &7u64);
+        assert_eq!(recall(&mine), Some(7));
+        for other in [
+            of("b", "Mac16,11", "25D125"),
+            of("a.local", "Mac16,9", "25D125"),
+            of("a.local", "Mac16,11", "25D200"),
+        ] {
+            assert_eq!(recall(&other), None, "{other:?}");
+        }
+        // Another host's, in the same home, leaves it alone.
+        keep(folder.path(), &of("b", "Mac16,11", "25D125"), &8u64);
+        assert_eq!(recall(&mine), Some(7));
+        // No name leads out of the folder.
+        keep(folder.path(), &Key::of(&mac("../..", "", ""), "../x"), &9u64);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+        std::fs::write(folder.path().join(mine.name()), "{").unwrap();
+        assert_eq!(recall(&mine), None);
+    }
+
+    #[test]
+    fn a_pair_holds_for_both_hosts_and_builds() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |a: (&str, &str), b: (&str, &str)| {
+            let [a, b] = [a, b].map(|(host, build)| mac(host, "", build));
+            Key::of_pair((&a, "mlx5_0"), (&b, "mlx5_0"))
+        };
+        let mine = of(("a", "A"), ("b", "B"));
+        keep(folder.path(), &mine, &7u64);
+        assert_eq!(recall::<u64>(folder.path(), &mine), Some(7));
+        for other in [of(("a", "A"), ("b", "A")), of(("a", "B"), ("b", "B")), of(("a", "A"), ("c", "B"))] {
+            assert_eq!(recall::<u64>(folder.path(), &other), None, "{other:?}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! What was found on one host, with nothing judged: plain data, filled by [`super::gather`], read by the rules.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use serde::{Deserialize, Serialize};
 
 /// What became of a question.
@@ -178,6 +180,8 @@ pub struct Rdma {
     pub managers: Vec<String>,
     /// The devices.
     pub devices: Answer<Vec<Device>>,
+    /// Why devices were not tried, where they could have been.
+    pub untried: Option<String>,
     /// What was tried with peers, a link each.
     pub links: Vec<Link>,
 }
@@ -222,10 +226,14 @@ pub struct Device {
 pub struct Probe {
     /// Bytes of memory registered in one piece, at most 128 MiB.
     pub registered: u64,
+    /// Bytes of a larger piece that was refused; 0: none was.
+    pub refused: u64,
     /// Depths that queue pairs were asked for and granted.
     pub granted: Vec<Granted>,
     /// Whether it has reliable connections (not asked of Thunderbolt devices).
     pub reliable: bool,
+    /// Whether it has unreliable ones.
+    pub unreliable: bool,
     /// It was found by an earlier run, on the same build of the system.
     pub remembered: bool,
 }
@@ -236,6 +244,8 @@ pub struct Probe {
 pub struct Together {
     /// The largest message that passes clean, in bytes.
     pub slot: u64,
+    /// The largest that passed in an earlier run on the same builds, where that was more.
+    pub before: Option<u64>,
     /// So many of them may be under way at once.
     pub window: u64,
     /// Microseconds there and back of 4 KiB.
@@ -278,16 +288,14 @@ pub struct Granted {
 }
 
 impl Device {
-    /// Index of the first address that is an IPv4 one (`::ffff:a.b.c.d`).
-    pub fn ipv4_gid(&self) -> Option<u32> {
-        self.gids.iter().find(|(_, gid)| is_ipv4_mapped(gid)).map(|(index, _)| *index)
+    /// The first address that is an IPv4 one, with its index; in either notation: `::ffff:10.0.0.1`,
+    /// `0000:0000:0000:0000:0000:ffff:0a00:0001`.
+    pub fn ipv4(&self) -> Option<(u32, Ipv4Addr)> {
+        let mapped = |gid: &str| gid.parse::<Ipv6Addr>().ok()?.to_ipv4_mapped();
+        self.gids
+            .iter()
+            .find_map(|(index, gid)| Some((*index, mapped(gid).filter(|address| !address.is_unspecified())?)))
     }
-}
-
-/// Whether an address of a port stands for an IPv4 address, in either notation: `::ffff:10.0.0.1`,
-/// `0000:0000:0000:0000:0000:ffff:0a00:0001`.
-pub fn is_ipv4_mapped(gid: &str) -> bool {
-    gid.parse::<std::net::Ipv6Addr>().is_ok_and(|a| a.to_ipv4_mapped().is_some_and(|v4| !v4.is_unspecified()))
 }
 
 /// What a device offers.

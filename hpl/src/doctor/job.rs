@@ -5,6 +5,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fulmen::comm::Group;
 use fulmen::fabric::Fabric;
@@ -16,7 +17,7 @@ use super::facts::Facts;
 use super::finding::{DEVICES, Finding, NETWORK};
 use super::mlx::Cables;
 use super::network::{self, LONG, Network};
-use super::{Options, cables_of, look, pairs, tell};
+use super::{Files, Options, look, pairs, tell};
 use crate::exit::Status;
 
 /// What a rank may say in one round of the rendezvous, with some room left.
@@ -38,6 +39,8 @@ pub fn run(
 ) -> Result<Status> {
     let ranks = by_host(job);
     let leaders = leaders(job);
+    // Rank 0's alone: other hosts need not have them.
+    let files = if job.rank() == 0 { Files::open(options)? } else { Files::default() };
     let mine = match leaders.contains(&job.rank()) {
         true => serde_json::to_vec(&describe(options, job)).map_err(|e| Error::Internal(e.to_string()))?,
         false => Vec::new(),
@@ -49,10 +52,7 @@ pub fn run(
         serde_json::from_slice(&told[rank]).map_err(problem)
     };
     let mut all: Vec<Facts> = leaders.iter().map(read).collect::<Result<_>>()?;
-    let named = match (job.rank(), cables_of(options)?) {
-        (0, Some(cables)) => by_rank(&cables, &ranks, &all),
-        _ => None,
-    };
+    let named = files.cables.as_ref().and_then(|cables| by_rank(cables, &ranks, &all));
     // Before the ranks are connected: what joins them then may hold the devices.
     let tried = pairs::look(job, &ranks, &all, named.as_ref().unwrap_or(devices), options.fresh)?;
     let (fabric, mut findings) = match connect() {
@@ -61,7 +61,7 @@ pub fn run(
         Err(e @ Error::Argument { .. }) => (None, vec![unreachable(&e.to_string(), "")]),
         Err(e) => return Err(e),
     };
-    findings.extend(not_tried(tried.left));
+    findings.extend(not_tried(tried.left, pairs::patience(job), leaders.len()));
     findings.extend(tried.unjoined.iter().map(|(host, device)| leads_nowhere(&all[*host].host, device)));
     tried.links.into_iter().for_each(|(host, link)| all[host].rdma.links.push(link));
     let links = match &fabric {
@@ -81,7 +81,7 @@ pub fn run(
     for link in network.iter().flat_map(|n| &n.links).filter(|l| l.from == 0) {
         all[link.to].clock_ahead_ms = Some(link.clock_ahead_ms);
     }
-    tell(options, all, network.as_ref(), findings, out)
+    tell(options.json, files, all, network.as_ref(), findings, out)
 }
 
 /// The first rank of each host.
@@ -104,8 +104,7 @@ fn by_host(job: &Job) -> Vec<Vec<usize>> {
 
 /// The devices from rank to rank by a device matrix, whose hosts have the job's names, or none and the job's order.
 fn by_rank(cables: &Cables, ranks: &[Vec<usize>], all: &[Facts]) -> Option<Devices> {
-    let at: Vec<Option<usize>> =
-        (0..all.len()).map(|host| cables.place_of(host, all.len(), &all[host].host)).collect();
+    let at = cables.places(&all.iter().map(|facts| facts.host.as_str()).collect::<Vec<_>>());
     let size = ranks.iter().map(Vec::len).sum();
     let mut rows = vec![vec![Vec::new(); size]; size];
     for (from, to) in (0..all.len()).flat_map(|a| (0..all.len()).map(move |b| (a, b))) {
@@ -117,14 +116,17 @@ fn by_rank(cables: &Cables, ranks: &[Vec<usize>], all: &[Facts]) -> Option<Devic
     at.iter().any(Option::is_some).then_some(Devices::Matrix(rows))
 }
 
-fn not_tried(cables: usize) -> Option<Finding> {
+fn not_tried(cables: usize, patience: Duration, hosts: usize) -> Option<Finding> {
     (cables > 0).then(|| {
         let seen = format!("{} not tried", crate::units::count(cables, "cable"));
-        Finding::note("cables-not-tried", DEVICES, seen)
-            .because(
-                "there was no time left: ranks that fulmen-run has not started have a minute for all of it",
-            )
-            .then("`fulmen-run --host HOST,HOST hpl-run doctor` takes its time")
+        let limit = crate::units::duration(patience.as_secs_f64());
+        let finding = Finding::warning("cables-not-tried", DEVICES, seen)
+            .because(format!("the others took {limit}, which is all the time that there is for cables"));
+        match patience == pairs::ALTOGETHER {
+            true if hosts > 2 => finding.then("run this on two hosts at a time: `fulmen-run --host HOST,HOST hpl-run doctor`"),
+            true => finding.then("see to what is told of the others, then run this again"),
+            false => finding.then("`fulmen-run --host HOST,HOST hpl-run doctor` takes its time: other launchers' ranks have a minute"),
+        }
     })
 }
 

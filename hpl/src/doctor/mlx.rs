@@ -2,6 +2,8 @@
 //! (`MLX_IBV_DEVICES`: an array of rows, `null` or a device or a list of devices for each host) and the hostfile of
 //! `mlx.launch` (the same rows as `rdma` beside each host's `ssh` name and `ips`). Both are read unchanged, and written.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;
@@ -133,14 +135,32 @@ impl Cables {
         self.bare
     }
 
-    /// Which host of these is the `i`th of as many that were looked at, whose name is `name`; hosts without names are in
-    /// the same order.
-    pub fn place_of(&self, i: usize, of: usize, name: &str) -> Option<usize> {
-        let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
-        match self.bare {
-            true => (of == self.hosts.len()).then_some(i),
-            false => self.hosts.iter().position(|host| short(&host.name) == short(name)),
+    /// Which host of these each of the hosts is that were looked at, by their names: the same name, else the same without its
+    /// domain where that leaves one on both sides. Hosts without names are in the same order.
+    pub fn places(&self, names: &[&str]) -> Vec<Option<usize>> {
+        if self.bare {
+            let is_all = names.len() == self.hosts.len();
+            return (0..names.len()).map(|i| is_all.then_some(i)).collect();
         }
+        let exact = |name: &str| self.hosts.iter().position(|host| host.name == name);
+        let found: Vec<Option<usize>> = names.iter().map(|name| exact(name)).collect();
+        // The numbers of an address are no domains.
+        let short = |name: &str| match name.parse::<IpAddr>() {
+            Ok(_) => None,
+            Err(_) => name.split('.').next().map(str::to_owned),
+        };
+        let only =
+            |mut all: Box<dyn Iterator<Item = usize> + '_>| all.next().filter(|_| all.next().is_none());
+        let alike = |i: usize| {
+            let mine = short(names[i])?;
+            let is_mine = |name: &str| short(name).as_ref() == Some(&mine);
+            let free = |row: &usize| !found.contains(&Some(*row));
+            let rows = (0..self.hosts.len()).filter(free).filter(|row| is_mine(&self.hosts[*row].name));
+            let others = (0..names.len()).filter(|j| found[*j].is_none() && is_mine(names[*j]));
+            only(Box::new(others))?;
+            only(Box::new(rows))
+        };
+        (0..names.len()).map(|i| found[i].or_else(|| alike(i))).collect()
     }
 
     /// From what each host knows of its Thunderbolt ports and their far ends.
@@ -289,6 +309,27 @@ mod tests {
         let plain = Cables::parse(r#"[{"ssh": "a", "ips": ["1.2.3.4"]}, {"ssh": "b"}]"#, "h.json").unwrap();
         assert!(plain.is_empty() && plain.hosts.len() == 2);
         assert_eq!(plain.shape(), Shape::Apart);
+    }
+
+    #[test]
+    fn hosts_are_found_by_their_names() {
+        let of = |hosts: &[&str]| {
+            let rows: Vec<String> = hosts.iter().map(|name| format!(r#"{{"ssh": "{name}"}}"#)).collect();
+            Cables::parse(&format!("[{}]", rows.join(",")), "h.json").unwrap()
+        };
+        let addresses = of(&["192.168.1.10", "192.168.1.11"]);
+        assert_eq!(addresses.places(&["192.168.1.11", "192.168.1.10"]), [Some(1), Some(0)]);
+        assert_eq!(addresses.places(&["192.168.1.12", "192"]), [None, None]);
+        let named = of(&["mac-a", "mac-b.local"]);
+        assert_eq!(named.places(&["mac-b", "mac-a.local", "mac-c"]), [Some(1), Some(0), None]);
+        // The same in front of two domains: who is named whole is known, who is not is neither.
+        let twins = of(&["n1.x.org", "n1.y.org", "n2.x.org"]);
+        assert_eq!(twins.places(&["n1.y.org", "n2"]), [Some(1), Some(2)]);
+        assert_eq!(twins.places(&["n1"]), [None]);
+        assert_eq!(twins.places(&["n2.a", "n2.b"]), [None, None]);
+        assert_eq!(twins.places(&["n1.x.org", "n1"]), [Some(0), Some(1)], "the one that is left");
+        let bare = Cables::parse("[[null, \"x\"], [\"y\", null]]", "m.json").unwrap();
+        assert_eq!((bare.places(&["p", "q"]), bare.places(&["p"])), (vec![Some(0), Some(1)], vec![None]));
     }
 
     #[test]

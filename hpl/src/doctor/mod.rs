@@ -32,6 +32,9 @@ use self::finding::{DEVICES, Finding, PORTS, Weight};
 use self::mlx::Cables;
 use self::network::Network;
 use crate::exit::Status;
+use crate::interrupt;
+use crate::params::Sink;
+use crate::report::file::Target;
 
 /// Arguments of `hpl-run doctor`.
 #[derive(Args, Clone, Debug, Default)]
@@ -118,9 +121,41 @@ pub fn run(options: &Options, out: &mut dyn Write) -> Result<Status> {
     if let Some(notes) = &options.pair {
         return Ok(pairs::child(notes));
     }
-    // What cannot be read is told before the machine is asked.
-    cables_of(options)?;
-    tell(options, vec![look(options)], None, Vec::new(), out)
+    let files = Files::open(options)?;
+    let here = look(options);
+    if interrupt::count() > 0 {
+        return Err(Error::Interrupted);
+    }
+    tell(options.json, files, vec![here], None, Vec::new(), out)
+}
+
+/// The files that the arguments name: read, and found to be writable, before the machine is asked.
+#[derive(Default)]
+struct Files {
+    cables: Option<Cables>,
+    heard: Vec<Facts>,
+    hostfile: Option<(PathBuf, Target)>,
+}
+
+impl Files {
+    fn open(options: &Options) -> Result<Files> {
+        let mut heard = Vec::new();
+        for file in &options.with {
+            let told: Heard = serde_json::from_str(&read("--with", file)?).map_err(|e| {
+                let remedy = "give what `hpl-run doctor --json` printed on that host";
+                Error::argument("--with", file.display(), format!("is not that: {e}"), remedy)
+            })?;
+            heard.extend(told.hosts);
+        }
+        let cables = options
+            .matrix
+            .as_ref()
+            .map(|file| Cables::parse(&read("--matrix", file)?, &file.display().to_string()));
+        let hostfile = options.write_hostfile.clone().map(|file| {
+            Target::open(&Sink::File(file.clone()), "--write-hostfile").map(|target| (file, target))
+        });
+        Ok(Files { cables: cables.transpose()?, heard, hostfile: hostfile.transpose()? })
+    }
 }
 
 /// All about this host.
@@ -132,35 +167,30 @@ fn look(options: &Options) -> Facts {
 
 /// Judges and prints what is known of these hosts and of their network; `findings`: what was found already.
 fn tell(
-    options: &Options,
+    json: bool,
+    files: Files,
     mut all: Vec<Facts>,
     network: Option<&Network>,
     mut findings: Vec<Finding>,
     out: &mut dyn Write,
 ) -> Result<Status> {
-    for file in &options.with {
-        let heard: Heard = serde_json::from_str(&read("--with", file)?).map_err(|e| {
-            let remedy = "give what `hpl-run doctor --json` printed on that host";
-            Error::argument("--with", file.display(), format!("is not that: {e}"), remedy)
-        })?;
-        all.extend(heard.hosts);
-    }
+    all.extend(files.heard);
     findings.extend(judge(&all));
     findings.extend(network.iter().flat_map(|network| network::judge(network, &all)));
-    if let Some(cables) = cables_of(options)? {
-        findings.extend(compare(&cables, &all));
-    }
-    if let Some(file) = &options.write_hostfile {
+    findings.extend(files.cables.iter().flat_map(|cables| compare(cables, &all)));
+    if let Some((file, mut target)) = files.hostfile {
         let cables = Cables::from_facts(&all);
         if cables.is_empty() {
             let problem = "no cable between the hosts is known";
             let remedy = "give the other hosts' facts: --with FILE, from `hpl-run doctor --json` on each";
             return Err(Error::argument("--write-hostfile", file.display(), problem, remedy));
         }
-        std::fs::write(file, cables.hostfile())
+        target
+            .write_all(cables.hostfile().as_bytes())
+            .and_then(|()| target.complete())
             .map_err(|e| Error::System { what: format!("writing {}", file.display()), os: e.to_string() })?;
     }
-    let text = if options.json {
+    let text = if json {
         let told = Told { schema: "fulmen.doctor/1", hosts: &all, network, findings: &findings };
         serde_json::to_string_pretty(&told).map_err(|e| Error::Internal(e.to_string()))? + "\n"
     } else {
@@ -170,12 +200,6 @@ fn tell(
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     let failed = findings.iter().any(|f| f.weight == Weight::Failure);
     Ok(if failed { Status::Resources } else { Status::Passed })
-}
-
-/// What `--matrix` names.
-fn cables_of(options: &Options) -> Result<Option<Cables>> {
-    let Some(file) = &options.matrix else { return Ok(None) };
-    Cables::parse(&read("--matrix", file)?, &file.display().to_string()).map(Some)
 }
 
 fn read(argument: &str, file: &Path) -> Result<String> {
@@ -195,8 +219,7 @@ pub fn compare(cables: &Cables, all: &[Facts]) -> Vec<Finding> {
                 .then("write it anew from the cables: `hpl-run doctor --with FILE --write-hostfile FILE`"),
         );
     }
-    let at: Vec<Option<usize>> =
-        (0..all.len()).map(|i| cables.place_of(i, all.len(), &all[i].host)).collect();
+    let at = cables.places(&all.iter().map(|facts| facts.host.as_str()).collect::<Vec<_>>());
     if cables.is_bare() {
         found.extend(all.iter().filter_map(|facts| in_no_row(cables, facts)));
     } else if at.iter().all(Option::is_none) && !cables.is_empty() {

@@ -2,10 +2,10 @@
 //! and after it, and this process reads what it came to.
 //!
 //! What a device grants changes with the system's build alone, and trying costs Apple's driver resources, so what has been
-//! found is kept in the user's cache, for this build and device, until `--fresh` asks anew. Failures are not kept.
+//! found is kept in the user's cache, for this host, build and device, until `--fresh` asks anew. What was granted in part, or
+//! not at all, is not kept.
 
-use std::fs::OpenOptions;
-use std::io::Write;
+use std::io;
 use std::net::Ipv6Addr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,10 +16,11 @@ use fulmen::fabric::verbs::{LIBRARY_VARIABLE, Library, Step as At};
 use serde::{Deserialize, Serialize};
 
 use super::cache::{self, Key};
-use super::facts::{Act, Answer, Device, Facts, Granted, Limits, Outcome, Probe, Step};
+use super::facts::{Answer, Device, Facts, Granted, Limits, Outcome, Probe};
 use super::gather::Run;
-use super::notes;
+use super::notes::{self, Sheet};
 use crate::exit::Status;
+use crate::interrupt;
 
 /// How long a process may take; one that gets stuck in a device costs this.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -32,6 +33,8 @@ const SACRIFICES: usize = 8;
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
+    /// There is no library, in these words.
+    Absent(String),
     /// Of this device, and its transport's number, are the lines that follow.
     Device(String, i32),
     /// Whether its port is active, and the port's addresses.
@@ -40,39 +43,62 @@ enum Line {
     Found(Box<Local>),
 }
 
-/// The part of the process that tries: all devices but those of `skip`, into `notes`; those of `known` are only looked at.
+/// The part of the process that tries: all devices but those of `skip`, into `notes`; those of `known` are only opened.
+/// Asked to end it does, after the step that it takes, and gives back what it holds.
 pub fn child(notes: &Path, skip: &[String], known: &[String]) -> Status {
-    let Ok(mut file) = OpenOptions::new().append(true).open(notes) else { return Status::Resources };
-    // A line that cannot be written is missed by the reader, who tells.
+    let goes_on = || interrupt::count() == 0;
+    let mut written = Ok(());
     let mut write = |line: &Line| {
-        let text = serde_json::to_string(line).unwrap_or_default() + "\n";
-        let _ = file.write_all(text.as_bytes());
+        let result = notes::add(notes, line);
+        written = std::mem::replace(&mut written, Ok(())).and(result);
     };
-    let Ok(library) = Library::find() else { return Status::Passed };
-    let Ok(devices) = nic::list(library) else { return Status::Resources };
-    for device in devices.iter().filter(|d| !skip.contains(&d.name)) {
-        write(&Line::Device(device.name.clone(), device.transport));
-        let is_known = known.contains(&device.name);
-        match nic::look(library, &device.name) {
-            Ok((active, gids)) => {
-                let gid = |g: &nic::Gid| (g.index.into(), Ipv6Addr::from(g.raw).to_string());
-                write(&Line::Seen(active, gids.iter().map(gid).collect()));
+    match Library::find() {
+        Err(absent) => write(&Line::Absent(absent.to_string())),
+        Ok(library) => match nic::list(library) {
+            Err(refusal) => {
+                eprintln!("{refusal}");
+                return Status::Resources;
             }
-            Err(refusal) if is_known => {
-                let outcome = Some(How::Refused(refusal.number));
-                write(&Line::Step(Note { step: refusal.step, number: 1, outcome }));
+            Ok(devices) => {
+                let wanted = devices.iter().filter(|device| !skip.contains(&device.name));
+                for device in wanted.take_while(|_| goes_on()) {
+                    try_one(library, device, known.contains(&device.name), &goes_on, &mut write);
+                }
             }
-            Err(_) => {} // met again below
-        }
-        if is_known {
-            continue;
-        }
-        let found = probe::local(library, &device.name, &mut |note| write(&Line::Step(note)));
-        if let Ok(found) = found {
-            write(&Line::Found(Box::new(found)));
+        },
+    }
+    match written {
+        Ok(()) => Status::Passed,
+        Err(e) => {
+            eprintln!("{}: {e}", notes.display());
+            Status::Resources
         }
     }
-    Status::Passed
+}
+
+fn try_one(
+    library: &'static Library,
+    device: &nic::Listed,
+    is_known: bool,
+    goes_on: &dyn Fn() -> bool,
+    write: &mut dyn FnMut(&Line),
+) {
+    write(&Line::Device(device.name.clone(), device.transport));
+    // A refusal is met again below.
+    if let Ok((active, gids)) = nic::look(library, &device.name) {
+        let gid = |g: &nic::Gid| (g.index.into(), Ipv6Addr::from(g.raw).to_string());
+        write(&Line::Seen(active, gids.iter().map(gid).collect()));
+    }
+    let mut tell = |note| write(&Line::Step(note));
+    if is_known {
+        // Its domains may be used up since, which only who takes one finds out.
+        let _told = probe::opens(library, &device.name, &mut tell);
+        return;
+    }
+    let found = probe::local(library, &device.name, goes_on, &mut tell);
+    if let Ok(found) = found {
+        write(&Line::Found(Box::new(found)));
+    }
 }
 
 /// What has become of a device.
@@ -85,10 +111,12 @@ struct Tried {
     found: Option<Local>,
 }
 
-fn read(text: &str) -> Vec<Tried> {
-    let mut all: Vec<Tried> = Vec::new();
+/// What the process wrote: of each device, and why there is no library, if so.
+fn read(text: &str) -> (Vec<Tried>, Option<String>) {
+    let (mut all, mut absent): (Vec<Tried>, _) = (Vec::new(), None);
     for line in text.lines().filter_map(|line| serde_json::from_str(line).ok()) {
         match (line, all.last_mut()) {
+            (Line::Absent(words), _) => absent = Some(words),
             (Line::Device(name, transport), _) => {
                 let is_thunderbolt = nic::Listed { name: name.clone(), transport }.is_thunderbolt();
                 all.push(Tried { name, is_thunderbolt, ..Tried::default() });
@@ -99,7 +127,7 @@ fn read(text: &str) -> Vec<Tried> {
             (_, None) => {}
         }
     }
-    all
+    (all, absent)
 }
 
 /// Tries all devices, or looks up what was found before, and adds it to the facts.
@@ -114,8 +142,7 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
         facts.rdma.devices.get().into_iter().flatten().map(|d| d.name.clone()).collect();
     let (mut skip, mut known) = (Vec::new(), Vec::new());
     for name in listed.iter().filter(|_| !fresh) {
-        if let Some(found) =
-            cache.as_deref().and_then(|folder| cache::recall(folder, &Key::of(&facts.system, name)))
+        if let Some(found) = cache.as_deref().and_then(|folder| cache::recall(folder, &Key::of(facts, name)))
         {
             add(facts, name, |device| device.probe = Some(told(&found, true)));
             known.push(name.clone());
@@ -125,25 +152,55 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
     for _ in 0..SACRIFICES {
         let left = until.saturating_duration_since(Instant::now()).min(PATIENCE);
         if left.is_zero() {
-            return; // devices that were not reached have no steps, which the table shows
+            break;
         }
-        let Some((all, ended)) = try_devices(run, &skip, &known, left) else { return };
-        let last = all.last().map(|tried| tried.name.clone());
-        for tried in all {
-            skip.push(tried.name.clone());
-            if let (Some(found), Some(folder)) = (&tried.found, &cache) {
-                cache::keep(folder, &Key::of(&facts.system, &tried.name), found);
+        let (text, ended) = match try_devices(run, &skip, &known, left) {
+            Ok(done) => done,
+            Err(e) => {
+                facts.rdma.untried = Some(e.to_string());
+                return;
             }
-            let end = match &ended {
-                Answer::Hung(seconds) if last.as_ref() == Some(&tried.name) => Some(Outcome::Hung(*seconds)),
-                Answer::Died(signal) if last.as_ref() == Some(&tried.name) => Some(Outcome::Died(*signal)),
-                _ => None,
-            };
-            add(facts, &tried.name.clone(), |device| merge(device, tried, end));
+        };
+        let (all, absent) = read(&text);
+        let outcome = match &ended {
+            Answer::Hung(seconds) => Some(Outcome::Hung(*seconds)),
+            Answer::Died(signal) => Some(Outcome::Died(*signal)),
+            Answer::Refused(words) => {
+                facts.rdma.untried = Some(words.clone());
+                None
+            }
+            Answer::Is(_) | Answer::Unasked => None,
+        };
+        match (absent, &facts.rdma.library) {
+            (Some(words), Answer::Unasked) => facts.rdma.library = Answer::Refused(words),
+            (Some(words), _) => facts.rdma.untried = Some(words),
+            (None, _) => {}
         }
-        if !matches!((&ended, last), (Answer::Hung(_) | Answer::Died(_), Some(_))) {
+        let last = all.len().checked_sub(1);
+        if let (Some(_), None, true) = (&outcome, last, skip.is_empty()) {
+            // Not even a list of them was had.
+            facts.rdma.devices = match ended {
+                Answer::Died(signal) => Answer::Died(signal),
+                Answer::Hung(seconds) => Answer::Hung(seconds),
+                _ => return,
+            };
             return;
         }
+        for (i, tried) in all.into_iter().enumerate() {
+            skip.push(tried.name.clone());
+            if let (Some(found), Some(folder)) = (tried.found.as_ref().filter(|f| f.is_whole()), &cache) {
+                cache::keep(folder, &Key::of(facts, &tried.name), found);
+            }
+            let end = outcome.clone().filter(|_| last == Some(i));
+            add(facts, &tried.name.clone(), |device| merge(device, tried, end));
+        }
+        if outcome.is_none() || last.is_none() {
+            return;
+        }
+    }
+    let left: Vec<&str> = listed.iter().filter(|name| !skip.contains(*name)).map(String::as_str).collect();
+    if !left.is_empty() {
+        facts.rdma.untried = Some(format!("others took all the time; {} had none", left.join(", ")));
     }
 }
 
@@ -153,19 +210,15 @@ fn try_devices(
     skip: &[String],
     known: &[String],
     patience: Duration,
-) -> Option<(Vec<Tried>, Answer<String>)> {
-    let program = std::env::current_exe().ok()?;
-    let notes = std::env::temp_dir().join(format!("hpl-run-probe-{}-{}", std::process::id(), skip.len()));
-    // Nobody else's file, and not what a link leads to.
-    OpenOptions::new().write(true).create_new(true).open(&notes).ok()?;
-    let (program, path) = (program.to_string_lossy(), notes.to_string_lossy());
+) -> io::Result<(String, Answer<String>)> {
+    let program = std::env::current_exe()?;
+    let notes = Sheet::new("probe")?;
+    let (program, path) = (program.to_string_lossy(), notes.path().to_string_lossy());
     let mut command = vec![&*program, "doctor", "--probe", &*path];
     skip.iter().for_each(|name| command.extend(["--skip", name.as_str()]));
     known.iter().for_each(|name| command.extend(["--known", name.as_str()]));
     let ended = run.run(&command, patience);
-    let text = std::fs::read_to_string(&notes).unwrap_or_default();
-    let _ = std::fs::remove_file(&notes); // else it is in a folder that the system empties
-    Some((read(&text), ended))
+    Ok((notes.text(), ended))
 }
 
 /// Changes the device of this name, which is added if the system did not list it.
@@ -197,18 +250,9 @@ fn merge(device: &mut Device, tried: Tried, end: Option<Outcome>) {
         if let (At::Port, Some(outcome)) = (note.step, note.outcome) {
             device.active = Some(outcome == How::Done);
         }
-        if let (Some(act), Some(outcome)) = (notes::act(note), note.outcome)
-            && let Some(outcome) = notes::told_of(note, outcome)
-            && note.step != At::Port
-        {
-            device.steps.push(Step { act, outcome });
-        }
+        device.steps.extend(notes::step(note).filter(|_| note.step != At::Port));
     }
-    // The step that never ended.
-    let begun = tried.steps.last().filter(|note| note.outcome.is_none()).and_then(notes::act);
-    if let Some(outcome) = end {
-        device.steps.push(Step { act: begun.unwrap_or(Act::Open), outcome });
-    }
+    device.steps.extend(end.map(|outcome| notes::last(&tried.steps, outcome)));
     if let Some(found) = &tried.found {
         device.probe = Some(told(found, false));
         let l = &found.limits;
@@ -225,8 +269,10 @@ fn told(found: &Local, remembered: bool) -> Probe {
     });
     Probe {
         registered: found.registered as u64,
+        refused: found.refused as u64,
         granted: granted.collect(),
         reliable: found.reliable,
+        unreliable: found.unreliable,
         remembered,
     }
 }
@@ -234,6 +280,7 @@ fn told(found: &Local, remembered: bool) -> Probe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::facts::{Act, Step};
 
     /// A process that wrote this, and ended so.
     struct Wrote(&'static str, Answer<String>);
@@ -248,20 +295,62 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_step_in_which_a_process_ended_is_told() {
-        let lines = r#"{"device": ["rdma_en4", 100]}
+    fn looked(lines: &'static str, ended: Answer<String>, mut facts: Facts) -> Facts {
+        look(&Wrote(lines, ended), true, &mut facts);
+        facts
+    }
+
+    const OPENED: &str = r#"{"device": ["rdma_en4", 100]}
 {"step": {"step": "open", "number": 1, "outcome": null}}
 {"step": {"step": "open", "number": 1, "outcome": "Done"}}
 {"step": {"step": "alloc_pd", "number": 1, "outcome": null}}
 "#;
+
+    #[test]
+    fn the_step_in_which_a_process_ended_is_told() {
         for (ended, outcome) in [(Answer::Hung(20), Outcome::Hung(20)), (Answer::Died(11), Outcome::Died(11))]
         {
-            let mut facts = Facts::default();
-            look(&Wrote(lines, ended), true, &mut facts);
+            let facts = looked(OPENED, ended, Facts::default());
             let device = &facts.rdma.devices.get().unwrap()[0];
             assert_eq!(device.steps.last(), Some(&Step { act: Act::AllocDomain, outcome }));
             assert_eq!((device.transport.as_str(), device.probe.is_none()), ("Thunderbolt", true));
         }
+        // One that took the step after all, when it was asked to end.
+        let after = concat!(
+            r#"{"device": ["rdma_en4", 100]}"#,
+            "\n",
+            r#"{"step": {"step": "alloc_pd", "number": 1, "outcome": "Done"}}"#
+        );
+        let facts = looked(after, Answer::Hung(20), Facts::default());
+        let hung = Step { act: Act::AllocDomain, outcome: Outcome::Hung(20) };
+        assert_eq!(facts.rdma.devices.get().unwrap()[0].steps.last(), Some(&hung));
+    }
+
+    #[test]
+    fn what_kept_devices_from_being_tried_is_told() {
+        let listed = |names: &[&str]| {
+            let device = |name: &&str| Device { name: (*name).into(), ..Device::default() };
+            let mut facts = Facts::default();
+            facts.rdma.devices = Answer::Is(names.iter().map(device).collect());
+            facts
+        };
+        // It got stuck, or was ended, before there was a list.
+        for (ended, devices) in [(Answer::Hung(20), Answer::Hung(20)), (Answer::Died(11), Answer::Died(11))] {
+            assert_eq!(looked("", ended, listed(&["rdma_en4"])).rdma.devices, devices);
+        }
+        // It could not be started, or failed by itself.
+        let facts = looked(OPENED, Answer::Refused("no room".into()), listed(&["rdma_en4"]));
+        assert_eq!(facts.rdma.untried.as_deref(), Some("no room"));
+        // There is no library, which the system did not know.
+        let absent = r#"{"absent": "no such file"}"#;
+        let facts = looked(absent, Answer::Is(String::new()), Facts::default());
+        assert_eq!((facts.rdma.library, facts.rdma.untried), (Answer::Refused("no such file".into()), None));
+        let mut facts = listed(&["mlx5_0"]);
+        facts.rdma.library = Answer::Is("libibverbs.so.1".into());
+        let facts = looked(absent, Answer::Is(String::new()), facts);
+        assert_eq!(facts.rdma.untried.as_deref(), Some("no such file"));
+        // All in order.
+        let lines = r#"{"device": ["rdma_en4", 100]}"#;
+        assert_eq!(looked(lines, Answer::Is(String::new()), listed(&["rdma_en4"])).rdma.untried, None);
     }
 }

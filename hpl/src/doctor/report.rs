@@ -174,8 +174,8 @@ fn about(device: &Device) -> String {
         Some(false) => "down",
         None => "state not told",
     };
-    let gid = match device.ipv4_gid() {
-        Some(index) => format!(", IPv4 address is GID {index}"),
+    let gid = match device.ipv4() {
+        Some((index, _)) => format!(", IPv4 address is GID {index}"),
         None if device.gids.is_empty() => String::new(),
         None => ", no IPv4 address (GID)".into(),
     };
@@ -190,7 +190,11 @@ fn about(device: &Device) -> String {
 
 fn tried(probe: &Probe) -> String {
     let deepest = probe.granted.iter().map(|g| g.send.min(g.receive)).max().unwrap_or(0);
-    let kind = if probe.reliable { "RC and UC" } else { "UC" };
+    let kind = match (probe.reliable, probe.unreliable) {
+        (true, true) => "RC and UC",
+        (true, false) => "RC",
+        (false, _) => "UC",
+    };
     let when = if probe.remembered { " (tried before; --fresh tries anew)" } else { "" };
     format!(", {kind}, {deepest} deep, {} registered{when}", units::bytes(probe.registered.into()))
 }

@@ -2,6 +2,8 @@
 //! looked through for the trouble's name and its remedy, and for no other trouble.
 
 #[cfg(target_os = "linux")]
+mod devices;
+#[cfg(target_os = "linux")]
 mod pairs;
 #[cfg(target_os = "linux")]
 mod vm;
@@ -215,7 +217,12 @@ fn rows() -> Vec<Row> {
             &["nothing came from the peer", "makes a dead one anew"],
         ),
         (19, link(|l| l.silent = Some(10)), "peer-silent", &["`ssh mac-b ps ax`", "`--silence`"]),
-        (20, link(|l| l.side_channel = Some(2)), "peer-failed-first", &["first rank that failed"]),
+        (
+            20,
+            link(|l| l.side_channel = Some(2)),
+            "peer-failed-first",
+            &["see the row of the other end, on mac-b"],
+        ),
         (
             21,
             link(|l| {
@@ -293,13 +300,18 @@ fn neighbours_in_the_table_are_told_apart() {
         d.steps = vec![Step { act: AllocDomain, outcome: Outcome::Null }];
     });
     assert_eq!(told(&down), "port-down");
-    // Off, on hardware that could not either: turning it on is still the first step that can be checked.
-    let off = rdma(|r| {
-        r.enabled = Answer::Is(false);
-        r.thunderbolt = Some(4);
-        r.devices = Answer::Is(Vec::new());
-    });
-    assert_eq!(told(&off), "not-enabled");
+    // Off by default, on hardware that could not either: nobody is sent into Recovery in vain; nor is it told to be on.
+    for (enabled, words) in [(Answer::Is(false), "rdma_ctl says disabled"), (Answer::Unasked, "no device [")]
+    {
+        let off = rdma(|r| {
+            r.enabled = enabled;
+            r.thunderbolt = Some(4);
+            r.devices = Answer::Is(Vec::new());
+        });
+        let text = transcript(&off);
+        assert!(names(&text) == ["thunderbolt-4"] && text.contains(words), "{text}");
+        assert!(!text.contains("is enabled") && !text.contains("Recovery"), "{text}");
+    }
     // Nothing known of switch and ports.
     let dark = rdma(|r| {
         r.enabled = Answer::Unasked;
@@ -311,6 +323,24 @@ fn neighbours_in_the_table_are_told_apart() {
     assert_eq!(told(&link(|l| l.tcp = Some(65))), "unreachable");
     // A refused registration among the first is not the limit of their number.
     assert_eq!(told(&step(Register(2), Outcome::Errno(22))), "unknown-error");
+    // Of Linux' memory that may be locked the first may be too much.
+    let mut little = step(Register(1), Outcome::Errno(12));
+    little.system.os = "linux".into();
+    let text = transcript(&little);
+    assert!(names(&text) == ["regions-exhausted"] && text.contains("`ulimit -l unlimited`"), "{text}");
+    let mut less = broken(|d| {
+        d.probe = Some(Probe { registered: 1 << 20, refused: 16 << 20, ..Probe::default() });
+    });
+    assert_eq!(told(&less), "locked-memory");
+    less.system.os = "linux".into();
+    let text = transcript(&less);
+    assert!(names(&text) == ["locked-memory"] && text.contains("`ulimit -l unlimited`"), "{text}");
+    // RC is refused by who has UC only, UC by who has RC only.
+    assert_eq!(told(&step(CreateOther, Outcome::Errno(95))), "only-uc");
+    assert_eq!(told(&step(CreateUc, Outcome::Errno(95))), "no-uc");
+    // The act and the number that were seen are told, not those of another row.
+    let text = transcript(&step(CreateUc, Outcome::Errno(12)));
+    assert!(text.contains("creating a queue pair was refused (12)") && !text.contains("RTR"), "{text}");
     // One cable in the bridge is no loop; neither are two interfaces that are no cables.
     assert_eq!(told(&rdma(|r| r.bridge = vec!["en5".into(), "en0".into()])), "");
     // Two troubles are two.
@@ -319,6 +349,35 @@ fn neighbours_in_the_table_are_told_apart() {
         l.steps = vec![Step { act: ReadyToReceive, outcome: Outcome::Errno(60) }];
     });
     assert_eq!(told(&both), "peer-unreachable wrong-route");
+    // A cable from a machine to itself is not routed over the cable, and need not be.
+    assert_eq!(
+        told(&link(|l| {
+            l.peer = "mac-a".into();
+            l.route = Some("lo0".into());
+        })),
+        ""
+    );
+    // Long messages that do not pass: by the driver where that is known of it, else by the cable.
+    let short = |slot: u64, before, os: &str, version: &str| {
+        let mut facts = link(|l| {
+            l.together = Some(Together { slot, before, window: 4, rate: 5e9, ..Together::default() });
+        });
+        (facts.system.os, facts.system.version) = (os.into(), version.into());
+        transcript(&facts)
+    };
+    let rows = [
+        (short(4096, None, "macos", "26.2"), "frames-only", "macOS 26.3 or later"),
+        (short(4096, None, "macos", "26.4"), "frames-only", "another cable"),
+        (short(4096, None, "linux", "6.8.0"), "frames-only", "ethtool -S"),
+        (short(64 << 10, None, "macos", "26.3"), "short-messages", "another cable"),
+        (short(64 << 10, Some(512 << 10), "macos", "26.3"), "short-messages", "those of 512.0 KiB did"),
+        (short(4096, Some(512 << 10), "macos", "26.2"), "frames-only", "another cable"),
+    ];
+    for (text, name, words) in rows {
+        assert!(names(&text) == [name] && text.contains(words), "{words}: {text}");
+        assert_eq!(text.contains("26.3 or later"), words.contains("26.3 or later"), "{text}");
+    }
+    assert_eq!(names(&short(512 << 10, None, "linux", "6.8.0")), [""; 0]);
     // What nobody knows is told in its own words, unless the other end has the cause.
     let gave = |l: &mut Link| {
         l.delivered = None;
@@ -397,8 +456,12 @@ fn files_of_mlx_are_checked_and_written() {
     let hosts = [with_port("mac-a", "A", "B", "en4"), with_port("mac-b", "B", "A", "en5")];
     put("hosts.json", &serde_json::json!({ "hosts": hosts }).to_string());
 
+    // One that is there is replaced whole: its text stays what it was for who has it open.
+    put("h.json", "old");
+    std::fs::hard_link(folder.path().join("h.json"), folder.path().join("before.json")).unwrap();
     let (code, _, err) = doctor(&["--with", "hosts.json", "--write-hostfile", "h.json"], folder.path());
     assert!([0, 3].contains(&code), "{err}");
+    assert_eq!(std::fs::read_to_string(folder.path().join("before.json")).unwrap(), "old");
     let written = std::fs::read_to_string(folder.path().join("h.json")).unwrap();
     assert!(written.contains("\"rdma_en4\"") && written.contains("\"ssh\": \"mac-b\""), "{written}");
 
@@ -415,8 +478,9 @@ fn files_of_mlx_are_checked_and_written() {
     assert!(code == 2 && err.contains("is not JSON"), "{code} {err}");
     let (code, _, err) = doctor(&["--write-hostfile", "h.json"], folder.path());
     assert!(code == 2 && err.contains("no cable between the hosts is known"), "{code} {err}");
-    for argument in ["--with", "--matrix"] {
-        let (code, _, err) = doctor(&[argument, "nowhere.json"], folder.path());
+    for argument in ["--with", "--matrix", "--write-hostfile"] {
+        let file = if argument == "--write-hostfile" { "nowhere/nowhere.json" } else { "nowhere.json" };
+        let (code, _, err) = doctor(&[argument, file], folder.path());
         assert!(code == 2 && err.contains(argument) && err.contains("nowhere.json"), "{code} {err}");
     }
     // Of devices that are not here it is said, whatever the hosts are called.
@@ -442,63 +506,4 @@ fn files_of_mlx_are_checked_and_written() {
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(code == 3 && flat.contains(words) && flat.contains("-> "), "{code} {out} {err}");
     }
-}
-
-/// The devices of an emulated host are tried in a process of its own, and what they grant is remembered.
-#[cfg(target_os = "linux")]
-#[test]
-fn emulated_devices_are_tried_and_remembered() {
-    use fulmen_emu_verbs::{Call, Kind, Profile, Trap, World};
-    let folder = tempfile::tempdir().unwrap();
-    let look = |world: &fulmen_emu_verbs::Installed, args: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_hpl-run"))
-            .args(["doctor", "--json"])
-            .args(args)
-            .env("FULMEN_VERBS_LIB", world.library())
-            .env("FULMEN_EMU_HOST", "h0")
-            .env("XDG_CACHE_HOME", folder.path())
-            .output()
-            .unwrap();
-        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let device = told["hosts"][0]["rdma"]["devices"]["is"].as_array().unwrap().iter();
-        let device = device.clone().find(|d| d["name"] == "rdma_en01").unwrap().clone();
-        let findings = told["findings"].as_array().unwrap().iter();
-        let ids: Vec<String> = findings
-            .filter(|f| f["check"] == "rdma_en01")
-            .map(|f| f["id"].as_str().unwrap().into())
-            .collect();
-        (device, ids)
-    };
-    let world = World::mesh(Profile::Apple, 2).install().unwrap();
-    let (device, ids) = look(&world, &[]);
-    assert!(ids.is_empty() && device["active"] == true, "{ids:?} {device}");
-    assert_eq!(device["limits"]["domains"], 11);
-    assert_eq!(device["probe"]["reliable"], false);
-    assert_eq!(
-        device["probe"]["granted"][0],
-        serde_json::json!({"asked": 4095, "send": 4095, "receive": 4095})
-    );
-    let c = world.counters();
-    assert_eq!((c.qps, c.mrs, c.cqs, c.pds, c.pds_lost), (0, 0, 0, 0, 0), "{c:?}");
-
-    // A driver's refusal, a stuck one and one that crashes are each told with their name; nothing of it is remembered.
-    let rows = [
-        (Kind::Fail { call: Call::AllocPd, errno: 12 }, "no-domain"),
-        (Kind::Fail { call: Call::CreateQp, errno: 96 }, "queues-leaked"),
-        (Kind::Fail { call: Call::ToInit, errno: 22 }, "address-kind"),
-        (Kind::Fail { call: Call::OpenDevice, errno: 5 }, "unknown-error"),
-    ];
-    for (kind, id) in rows {
-        let world =
-            World::mesh(Profile::Apple, 2).trap(Trap::always(kind).on("rdma_en01")).install().unwrap();
-        let (device, ids) = look(&world, &["--fresh"]);
-        assert_eq!(ids, [id], "{kind:?}: {device}");
-        assert!(device["probe"].is_null(), "{device}");
-        let c = world.counters();
-        assert_eq!((c.qps, c.mrs, c.cqs, c.pds), (0, 0, 0, 0), "{kind:?}: {c:?}");
-    }
-    let world = World::mesh(Profile::Apple, 2).install().unwrap();
-    world.set_cable("rdma_en01", false);
-    let (device, ids) = look(&world, &[]);
-    assert!(ids == ["port-down"] && device["active"] == false, "{ids:?} {device}");
 }

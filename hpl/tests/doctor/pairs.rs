@@ -14,6 +14,7 @@ const HANG: Duration = Duration::from_secs(180);
 struct Cluster {
     world: Installed,
     folder: tempfile::TempDir,
+    environment: Vec<(&'static str, &'static str)>,
 }
 
 /// What a run has said.
@@ -32,7 +33,7 @@ impl Cluster {
                      FULMEN_EMU_HOST=h1;; esac\nexec sh -c \"$*\"\n";
         std::fs::write(&stub, lines).unwrap();
         std::fs::set_permissions(&stub, std::fs::Permissions::from_mode(0o755)).unwrap();
-        Cluster { world: world.install().unwrap(), folder }
+        Cluster { world: world.install().unwrap(), folder, environment: Vec::new() }
     }
 
     fn doctor(&self, args: &[&str]) -> Told {
@@ -45,6 +46,7 @@ impl Cluster {
             .current_dir(self.folder.path())
             .env("FULMEN_VERBS_LIB", self.world.library())
             .env("XDG_CACHE_HOME", self.folder.path())
+            .envs(self.environment.iter().copied())
             .env_remove("SLURM_JOB_NODELIST")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -178,7 +180,10 @@ fn rows() -> Vec<Row> {
         (
             "7: connecting is refused as invalid",
             vec![fail(Call::ToRtr, 22)],
-            &[("mac-a", "address-kind", "ifconfig"), ("mac-b", "peer-failed-first", "first rank")],
+            &[
+                ("mac-a", "address-kind", "ifconfig"),
+                ("mac-b", "peer-failed-first", "row of the other end, on mac-a"),
+            ],
         ),
         (
             "9: the peer cannot be reached over this cable",
@@ -218,7 +223,7 @@ fn rows() -> Vec<Row> {
         (
             "26: what comes is not what was sent",
             vec![Trap::always(Kind::Foreign).from_bytes(LARGE).on("rdma_en01")],
-            &[("mac-b", "corrupt", "checksums")],
+            &[("mac-b", "corrupt", "checksums"), ("mac-a", "short-messages", "more than 64.0 KiB")],
         ),
         (
             "18: a direction is silent from the start, a new queue pair is not",
@@ -236,7 +241,7 @@ fn rows() -> Vec<Row> {
         (
             "only frames pass",
             both(Kind::DeadPair { over: 4096 }),
-            &[("mac-a", "frames-only", "26.3"), ("mac-b", "frames-only", "26.3")],
+            &[("mac-a", "frames-only", "another cable"), ("mac-b", "frames-only", "another cable")],
         ),
         (
             "4: the port goes down while it is tried",
@@ -345,6 +350,25 @@ fn a_device_without_an_address_is_told() {
     let ids = found.iter().filter(|(_, id, words)| id.starts_with("address-") && words.contains("ifconfig"));
     assert!(ids.count() == 2 && found.len() == 2, "{told:?}");
     assert!(told.link(0).is_null());
+}
+
+/// The matrix is on rank 0's host alone, and may be a pipe; the environment makes sense or is complained of.
+#[test]
+fn a_matrix_is_read_once_by_rank_0() {
+    let mut cluster = Cluster::of(&cable());
+    let pipe = cluster.folder.path().join("matrix");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let text =
+        r#"[{"ssh": "mac-b", "rdma": [null, "rdma_en10"]}, {"ssh": "mac-a", "rdma": ["rdma_en01", null]}]"#;
+    let writer = std::thread::spawn(move || std::fs::write(pipe, text).unwrap());
+    let told = cluster.doctor(&["--json", "--matrix", "matrix"]);
+    writer.join().unwrap();
+    assert!(told.findings().iter().all(|(_, id, _)| is_load(id)), "{told:?}");
+    assert_eq!((&told.link(0)["device"], &told.link(0)["far"]), (&"rdma_en01".into(), &"rdma_en10".into()));
+
+    cluster.environment.push(("FULMEN_DEVICES", "a,b"));
+    let told = cluster.doctor(&["--json"]);
+    assert!(told.code == Some(2) && told.err.contains("FULMEN_DEVICES"), "{told:?}");
 }
 
 /// Where the cable's addresses are this machine's own, TCP is tried over them as well.

@@ -13,7 +13,7 @@ use super::nic::{Completion, Gid, Granted, Nic, Operation, QpId, Remote, Service
 use super::patience::Wait;
 use super::protocol::Mode;
 use super::protocol::wire::SLOT;
-use super::trouble::{Refusal, Trouble};
+use super::trouble::Refusal;
 use crate::error::{Error, Result};
 use crate::fabric::Memory;
 use crate::fabric::rendezvous::Rendezvous;
@@ -225,8 +225,7 @@ fn make(nics: &mut [Nic], side: &mut Side, attempt: usize) -> Result<()> {
         let depth = if draft.is_control { CONTROL_DEPTH } else { DATA_DEPTH };
         match nics[draft.nic].create_qp(way.service, depth) {
             Ok(made) => draft.qp = Some(made),
-            Err(refusal)
-                if refusal.trouble() == Some(Trouble::UnreliableOnly) && side.ways.len() > attempt + 1 => {}
+            Err(refusal) if refusal.is_no_such_kind() && side.ways.len() > attempt + 1 => {}
             Err(refusal) => return Err(keep(draft, refusal)),
         }
     }

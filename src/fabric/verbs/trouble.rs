@@ -27,9 +27,9 @@ pub enum Step {
     Register,
     /// Creating a completion queue.
     CreateCq,
-    /// Creating a queue pair.
+    /// Creating an unreliable queue pair.
     CreateQp,
-    /// Creating a reliable queue pair, to see whether there are such.
+    /// Creating a reliable queue pair.
     CreateRc,
     /// Making a queue pair ready to be connected.
     Init,
@@ -155,6 +155,9 @@ troubles! {
     /// The kind of connection is not offered.
     UnreliableOnly: "the device offers unreliable connections (UC) only"
         => "let Fulmen choose the mode (it takes posted receives over UC)";
+    /// This kind of connection is not offered.
+    ReliableOnly: "the device offers no unreliable connections (UC)"
+        => "let Fulmen choose the mode (it writes over RC where both devices have that), or use --fabric tcp";
     /// Registering memory is refused.
     RegionsExhausted: "the device has no memory region left (about 100 on a Mac), or too little memory may be locked"
         => "use a smaller problem or more hosts; on Linux raise the limit of locked memory (`ulimit -l unlimited`)";
@@ -201,8 +204,11 @@ impl Trouble {
             Step::Address => Some(Trouble::NoAddress),
             Step::AllocPd => Some(Trouble::DomainsExhausted),
             Step::Register => Some(Trouble::RegionsExhausted),
-            Step::CreateQp | Step::CreateRc if unsupported => Some(Trouble::UnreliableOnly),
-            Step::CreateQp if full || is(number, 96, libc::ENODATA) => Some(Trouble::QueuesExhausted),
+            Step::CreateQp if unsupported => Some(Trouble::ReliableOnly),
+            Step::CreateRc if unsupported => Some(Trouble::UnreliableOnly),
+            Step::CreateQp | Step::CreateRc if full || is(number, 96, libc::ENODATA) => {
+                Some(Trouble::QueuesExhausted)
+            }
             Step::ReadyToReceive | Step::ReadyToSend | Step::Init => match number {
                 _ if invalid => Some(Trouble::AddressKind),
                 _ if unsupported => Some(Trouble::UnreliableOnly),
@@ -245,6 +251,11 @@ impl Refusal {
     /// What it is known to stand for.
     pub fn trouble(&self) -> Option<Trouble> {
         Trouble::of(self.step, self.number)
+    }
+
+    /// Whether a queue pair was refused because the device has none of its kind.
+    pub fn is_no_such_kind(&self) -> bool {
+        matches!(self.trouble(), Some(Trouble::UnreliableOnly | Trouble::ReliableOnly))
     }
 
     /// Whether it says that a queue is full for now.
@@ -306,7 +317,8 @@ mod tests {
             (ReadyToReceive, 96, Trouble::QueuesExhausted),
             (ReadyToReceive, 16, Trouble::StaleQueue),
             (ReadyToReceive, 14, Trouble::MappingsDrained),
-            (CreateQp, 102, Trouble::UnreliableOnly),
+            (CreateRc, 102, Trouble::UnreliableOnly),
+            (CreateQp, 95, Trouble::ReliableOnly),
             (Register, 12, Trouble::RegionsExhausted),
             (PostReceive, 12, Trouble::QueueFull),
             (PostSend, 35, Trouble::QueueFull),

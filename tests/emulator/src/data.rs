@@ -56,7 +56,7 @@ unsafe fn post<W>(
     while !wr.is_null() {
         // SAFETY: the program's chain of work requests.
         let request = unsafe { &*wr };
-        let trap = wire.fails(port, call);
+        let trap = wire.fails(port, call, u32::MAX);
         let result = trap.map_or_else(|| one(&mut wire, port, slot, request), Err);
         if result.is_err() {
             if !bad.is_null() && !wire.plays(port, u32::MAX, Kind::BadWrUnset) {

@@ -209,6 +209,9 @@ impl Guard<'_> {
         self.reclaim(port);
         let apple = self.is_apple();
         match wish.kind {
+            QPT_UC if !apple && self.plays(port, u32::MAX, Kind::ReliableOnly) => {
+                return Err(Errno::LINUX_NOT_SUPPORTED);
+            }
             QPT_UC => {}
             QPT_RC if !apple => {}
             _ if apple => return Err(Errno::APPLE_NOT_SUPPORTED),
@@ -229,6 +232,7 @@ impl Guard<'_> {
             false => asked.max(1).next_power_of_two().min(most_wr),
         };
         let most = self.limits().qps.min(QPS);
+        let grants = self.grants(port);
         let p = self.port(port);
         let slot = p.qps[..most].iter().position(|q| q.used == 0).ok_or(Errno::NOMEM)?;
         p.qps_made += 1;
@@ -240,7 +244,8 @@ impl Guard<'_> {
         (qp.kind, qp.number, qp.pid, qp.pd) = (wish.kind, number, std::process::id() as i32, wish.pd);
         (qp.send_cq, qp.recv_cq, qp.signal_all) = (wish.send_cq, wish.recv_cq, wish.signal_all as u32);
         (qp.access, qp.peer, qp.peer_number) = (0, 0, 0);
-        (qp.send_grant, qp.recv_grant) = (grant(cap.max_send_wr), grant(cap.max_recv_wr));
+        qp.send_grant = grant(cap.max_send_wr).min(grants);
+        qp.recv_grant = grant(cap.max_recv_wr).min(grants);
         let granted = QpCap {
             max_send_wr: qp.send_grant,
             max_recv_wr: qp.recv_grant,

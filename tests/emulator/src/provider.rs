@@ -107,18 +107,22 @@ fn hold(shared: &'static Shared, port: usize) -> Guard<'static> {
     }
 }
 
-/// Plays what is to befall a call: never returns, or fails.
-fn befalls(shared: &'static Shared, port: usize, call: Call) -> Option<i32> {
+/// Plays what is to befall a call of so many bytes (`u32::MAX` where there are none): never returns, or fails.
+fn befalls(shared: &'static Shared, port: usize, call: Call, bytes: u32) -> Option<i32> {
     let mut wire = hold(shared, port);
-    let stuck =
-        wire.draw(port, u32::MAX, |k| matches!(k, Kind::Stuck { call: c } if c == call).then_some(()));
+    let stuck = wire.draw(port, bytes, |k| matches!(k, Kind::Stuck { call: c } if c == call).then_some(()));
     if stuck.is_some() {
         drop(wire);
-        loop {
-            std::thread::sleep(Duration::from_secs(3600));
+        // SAFETY: asks for a number.
+        let parent = || unsafe { libc::getppid() };
+        let first = parent();
+        while parent() == first {
+            std::thread::sleep(Duration::from_millis(100));
         }
+        // Unlike a real driver's it ends, with the test that started the process.
+        std::process::exit(1);
     }
-    wire.fails(port, call)
+    wire.fails(port, call, bytes)
 }
 
 /// An error as a returned number.
@@ -191,7 +195,7 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut Device) -> *const c_ch
 pub unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
     let Some(library) = library() else { return null(libc::ENODEV) };
     let Some(port) = library.devices.iter().position(|d| d.0 == device) else { return null(Errno::INVALID) };
-    if let Some(number) = befalls(&library.shared, port, Call::OpenDevice) {
+    if let Some(number) = befalls(&library.shared, port, Call::OpenDevice, u32::MAX) {
         return null(number);
     }
     // SAFETY: numbers, pointers and a mutex: zeros are valid.
@@ -292,7 +296,7 @@ pub unsafe extern "C" fn ibv_query_gid(
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut Context) -> *mut Pd {
     // SAFETY: a live context.
     let (shared, port) = unsafe { of_context(context) };
-    if let Some(number) = befalls(shared, port, Call::AllocPd) {
+    if let Some(number) = befalls(shared, port, Call::AllocPd, u32::MAX) {
         return null(number);
     }
     match hold(shared, port).alloc_pd(port) {
@@ -321,7 +325,7 @@ pub unsafe extern "C" fn ibv_reg_mr(pd: *mut Pd, addr: *mut c_void, length: usiz
     // SAFETY: a live domain (as with Apple's, a null one crashes).
     let ((shared, port), domain, context) =
         unsafe { (of_context((*pd).context), (*pd).handle, (*pd).context) };
-    if let Some(number) = befalls(shared, port, Call::RegMr) {
+    if let Some(number) = befalls(shared, port, Call::RegMr, u32::try_from(length).unwrap_or(u32::MAX)) {
         return null(number);
     }
     match hold(shared, port).register(port, domain, addr as u64, length as u64, access) {
@@ -357,7 +361,7 @@ pub unsafe extern "C" fn ibv_create_cq(
 ) -> *mut Cq {
     // SAFETY: a live context.
     let (shared, port) = unsafe { of_context(context) };
-    if let Some(number) = befalls(shared, port, Call::CreateCq) {
+    if let Some(number) = befalls(shared, port, Call::CreateCq, u32::MAX) {
         return null(number);
     }
     match hold(shared, port).create_cq(port, size) {
@@ -392,7 +396,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInitAttr) -> *m
     // SAFETY: a live domain, and the program's structure with live completion queues.
     let ((shared, port), context, domain, init) =
         unsafe { (of_context((*pd).context), (*pd).context, (*pd).handle, &mut *init) };
-    if let Some(number) = befalls(shared, port, Call::CreateQp) {
+    if let Some(number) = befalls(shared, port, Call::CreateQp, u32::MAX) {
         return null(number);
     }
     if init.send_cq.is_null() || init.recv_cq.is_null() || !init.srq.is_null() {
@@ -444,7 +448,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, mask: c_i
         QPS_RTS => Some(Call::ToRts),
         _ => None,
     };
-    let trap = call.and_then(|c| befalls(shared, port, c));
+    let trap = call.and_then(|c| befalls(shared, port, c, u32::MAX));
     let mut wire = hold(shared, port);
     let result = trap.map_or_else(|| wire.modify(port, qp.handle as usize, attr, mask), Err);
     if result.is_ok() {

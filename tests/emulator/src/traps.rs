@@ -39,6 +39,15 @@ impl Guard<'_> {
         None
     }
 
+    /// What a device grants a queue pair at most.
+    pub fn grants(&mut self, port: usize) -> u32 {
+        let of_grant = |k| match k {
+            Kind::Grants { frames } => Some(frames),
+            _ => None,
+        };
+        self.draw(port, u32::MAX, of_grant).map_or(u32::MAX, |(frames, _)| frames)
+    }
+
     /// Whether a trap without details is played.
     pub fn plays(&mut self, port: usize, bytes: u32, kind: Kind) -> bool {
         self.draw(port, bytes, |k| (k == kind).then_some(())).is_some()
@@ -54,12 +63,12 @@ impl Guard<'_> {
         shallow.min().map_or(granted, |least| least.min(granted))
     }
 
-    /// The errno with which a call is to fail.
-    pub fn fails(&mut self, port: usize, call: Call) -> Option<i32> {
+    /// The errno with which a call of so many bytes is to fail.
+    pub fn fails(&mut self, port: usize, call: Call, bytes: u32) -> Option<i32> {
         let of_call = |k| match k {
             Kind::Fail { call: c, errno } if c == call => Some(errno),
             _ => None,
         };
-        self.draw(port, u32::MAX, of_call).map(|(errno, _)| errno)
+        self.draw(port, bytes, of_call).map(|(errno, _)| errno)
     }
 }

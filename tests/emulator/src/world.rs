@@ -148,6 +148,11 @@ pub enum Kind {
     BadWrUnset,
     /// Posts beyond the budget are accepted; sends of them never complete, receives of them are never filled.
     OverPostSilent,
+    /// A queue pair is granted no more than this, whatever is asked for: frames (Apple) or requests.
+    Grants {
+        /// How many.
+        frames: u32,
+    },
     /// A queue holds no more than this, whatever was granted: frames (Apple) or requests.
     Shallow {
         /// How many.
@@ -169,6 +174,8 @@ pub enum Kind {
     Reorder,
     /// A send is done, and its completion never comes.
     NoCompletion,
+    /// Queue pairs are reliable ones only, as those of iWARP are: others are refused with 95 (`Nic`).
+    ReliableOnly,
     /// No device is listed.
     NoDevices,
     /// Memory is registered for LOCAL_WRITE alone only; more is refused with 22.
@@ -195,7 +202,7 @@ pub struct Trap {
     pub times: u64,
     /// Only on this device (the sending one).
     pub device: Option<String>,
-    /// Only for messages of at least this many bytes.
+    /// Only for messages, and registrations, of at least this many bytes.
     pub min_bytes: u32,
 }
 
@@ -220,7 +227,7 @@ impl Trap {
         Trap { device: Some(device.into()), ..self }
     }
 
-    /// Only for messages of at least so many bytes.
+    /// Only for messages, and registrations, of at least so many bytes.
     pub fn from_bytes(self, min_bytes: u32) -> Trap {
         Trap { min_bytes, ..self }
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Run;
 use crate::doctor::facts::Answer;
+use crate::interrupt;
 
 /// No answer is longer.
 const LONGEST: u64 = 4 << 20;
@@ -19,12 +20,15 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Runs commands as children of this process.
 ///
 /// A child that does not end is asked to (SIGTERM), and then left alone: killing a process that holds verbs objects
-/// wedges Apple's driver for good.
+/// wedges Apple's driver for good. One of this program's own gives back what it holds, after the step that it is in.
 pub struct Child;
 
 impl Run for Child {
     fn run(&self, command: &[&str], patience: Duration) -> Answer<String> {
         let Some((program, arguments)) = command.split_first() else { return Answer::Unasked };
+        if interrupt::count() > 0 {
+            return Answer::Unasked;
+        }
         let child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::null())
@@ -39,18 +43,23 @@ impl Run for Child {
         };
         let (out, err) = (collect(child.stdout.take()), collect(child.stderr.take()));
         let start = Instant::now();
-        let mut asked_to_end = false;
+        let mut asked: Option<Instant> = None;
+        // Who is interrupted has no more use for an answer.
+        let given_up = || match interrupt::count() {
+            0 => Answer::Hung(patience.as_secs()),
+            _ => Answer::Unasked,
+        };
         loop {
             match child.try_wait() {
-                Ok(Some(_)) if asked_to_end => return Answer::Hung(patience.as_secs()),
+                Ok(Some(_)) if asked.is_some() => return given_up(),
                 Ok(Some(status)) => return ended(status, &text(&out), &text(&err)),
                 Ok(None) => {}
                 Err(e) => return Answer::Refused(format!("{program}: {e}")),
             }
-            match start.elapsed() {
-                t if t > patience + GRACE => return Answer::Hung(patience.as_secs()),
-                t if t > patience && !asked_to_end => {
-                    asked_to_end = true;
+            match asked {
+                Some(at) if at.elapsed() > GRACE => return given_up(),
+                None if start.elapsed() > patience || interrupt::count() > 0 => {
+                    asked = Some(Instant::now());
                     ask_to_end(&child);
                 }
                 _ => {}
@@ -61,7 +70,7 @@ impl Run for Child {
 }
 
 /// Asks a child to end. It must not have been waited for.
-pub fn ask_to_end(child: &std::process::Child) {
+fn ask_to_end(child: &std::process::Child) {
     // SAFETY: a signal to our own child, whose number is its own until it is waited for.
     unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
 }

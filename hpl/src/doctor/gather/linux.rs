@@ -170,7 +170,7 @@ mod tests {
         let devices = facts.rdma.devices.get().unwrap();
         assert_eq!((devices[0].name.as_str(), devices[0].active), ("mlx5_0", Some(false)));
         assert_eq!(
-            (devices[1].active, devices[1].gids.len(), devices[1].ipv4_gid()),
+            (devices[1].active, devices[1].gids.len(), devices[1].ipv4().map(|(index, _)| index)),
             (Some(true), 2, Some(1))
         );
         assert_eq!(devices[1].interface.as_ref().unwrap().name, "eth1");

@@ -327,7 +327,7 @@ hca_id:\trdma_en1
         let devices = rdma.devices.get().unwrap();
         let [one, two] = devices.as_slice() else { panic!("{devices:?}") };
         assert_eq!((one.name.as_str(), one.transport.as_str()), ("rdma_en2", "Thunderbolt"));
-        assert_eq!((one.active, one.ipv4_gid()), (Some(true), Some(1)));
+        assert_eq!((one.active, one.ipv4().map(|(index, _)| index)), (Some(true), Some(1)));
         assert_eq!(one.limits, Some(Limits { queue_pairs: 11, domains: 11, regions: 100 }));
         assert!(one.interface.as_ref().unwrap().is_self_assigned());
         assert_eq!((two.active, two.limits), (Some(false), None));

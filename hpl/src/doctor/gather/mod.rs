@@ -6,7 +6,7 @@ mod linux;
 mod load;
 mod macos;
 
-pub use child::{Child, ask_to_end};
+pub use child::Child;
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! The process that tries a cable from one end: it may get stuck or crash in a driver. It meets the process at the other
 //! end by its standard input and output, which its parents join.
 
-use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
@@ -11,7 +10,9 @@ use fulmen::fabric::verbs::probe::{self, Known, Note, Pair};
 use fulmen::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::doctor::notes;
 use crate::exit::Status;
+use crate::interrupt;
 
 /// What is to be tried: the first line of the file of notes.
 #[derive(Serialize, Deserialize)]
@@ -70,6 +71,10 @@ impl Rendezvous for Pipes {
     }
 
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        // Both ends meet after each step: one that is asked to end gives back here what it holds.
+        if interrupt::count() > 0 {
+            return Err(Error::Interrupted);
+        }
         let gone = |_| Error::Unreachable {
             what: "the process at the other end of the cable".into(),
             remedy: "see what is told of that end".into(),
@@ -84,20 +89,17 @@ impl Rendezvous for Pipes {
 pub fn run(notes: &Path) -> Status {
     let Ok(text) = std::fs::read_to_string(notes) else { return Status::Usage };
     let Ok(Order { device, end, known }) = serde_json::from_str(&text) else { return Status::Usage };
-    let Ok(mut file) = OpenOptions::new().append(true).open(notes) else { return Status::Resources };
-    let mut write = |line: &Line| {
-        // A line that cannot be written is missed by the reader, who tells.
-        let text = serde_json::to_string(line).unwrap_or_default() + "\n";
-        let _ = file.write_all(text.as_bytes());
-    };
     let Ok(library) = Library::find() else { return Status::Resources };
-    let mut told = |note| write(&Line::Step(note));
+    // A step that cannot be noted is missed by the reader; what became of it all is not.
+    let mut told = |note| drop(notes::add(notes, &Line::Step(note)));
     let line = match probe::pair(&mut Pipes { end }, library, &device, known, &mut told) {
         Ok(pair) => Line::Found(Box::new(pair)),
         Err(error) => Line::Gave(error.to_string()),
     };
-    write(&line);
-    Status::Passed
+    match notes::add(notes, &line) {
+        Ok(()) => Status::Passed,
+        Err(_) => Status::Resources,
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ mod watched;
 
 pub use child::run as child;
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use fulmen::fabric::verbs::Devices;
@@ -33,8 +33,16 @@ use super::job::all_gather;
 use super::notes;
 
 /// How long cables are tried; a launcher of ours waits as long as people do, others' ranks have a minute in all.
-const ALTOGETHER: Duration = Duration::from_secs(300);
+pub const ALTOGETHER: Duration = Duration::from_secs(300);
 const WITHOUT_OURS: Duration = Duration::from_secs(20);
+
+/// How long that is for the ranks of a job.
+pub fn patience(job: &Job) -> Duration {
+    match job.starter() {
+        Starter::FulmenRun { .. } => ALTOGETHER,
+        _ => WITHOUT_OURS,
+    }
+}
 
 /// What came of the cables.
 #[derive(Default)]
@@ -56,10 +64,7 @@ pub fn look(job: &Job, ranks: &[Vec<usize>], all: &[Facts], devices: &Devices, f
     let cables = tell_all(job, &if job.rank() == 0 { planned(ranks, all, devices) } else { Vec::new() })?;
     let cables: Vec<Cable> = cables.into_iter().next().unwrap_or_default();
     let start = Instant::now();
-    let patience = match job.starter() {
-        Starter::FulmenRun { .. } => ALTOGETHER,
-        _ => WITHOUT_OURS,
-    };
+    let patience = patience(job);
     let mut mine: Vec<(usize, Link)> = Vec::new();
     let mut done = 0;
     for round in plan::rounds(&cables) {
@@ -101,7 +106,7 @@ fn planned(ranks: &[Vec<usize>], all: &[Facts], devices: &Devices) -> Vec<Cable>
 /// Tries a cable from this rank's end, while another rank does from its.
 fn one(job: &Job, all: &[Facts], near: &End, far: &End, end: usize, fresh: bool) -> Result<Link> {
     let (here, there) = (&all[near.host], &all[far.host]);
-    let key = Key::of_pair((&here.system, &near.device), (&there.system, &far.device));
+    let key = Key::of_pair((here, &near.device), (there, &far.device));
     let folder = cache::folder(&here.system);
     let known = folder.as_deref().filter(|_| !fresh).and_then(|folder| cache::recall(folder, &key));
     let (own, address) = (ipv4(here, &near.device), ipv4(there, &far.device));
@@ -137,60 +142,68 @@ fn one(job: &Job, all: &[Facts], near: &End, far: &End, end: usize, fresh: bool)
     }
     drop(door);
     let (ending, notes) = watched.end();
-    let link = told(link, &notes, ending, other);
-    // Failures are not kept.
-    if let (Some(folder), Some(pair), true) = (folder, &notes.found, link.steps.is_empty()) {
-        cache::keep(&folder, &key, &pair.known);
+    if let (Some(folder), Some(found)) = (folder, worth_keeping(&notes)) {
+        cache::keep(&folder, &key, &found);
     }
-    Ok(link)
+    Ok(told(link, &notes, known, ending, other))
+}
+
+/// What the builds alone decide: that all passes. What does not may be the cable's fault or a moment's, and is tried again.
+fn worth_keeping(notes: &Notes) -> Option<Known> {
+    let found = notes.found.as_ref().filter(|pair| pair.known.slot == probe::LARGEST)?;
+    let is_well = |note: &Note| match note.outcome {
+        None | Some(How::Done) => true,
+        // There is no such kind of connection. Little memory is another matter.
+        Some(How::Answered(_)) => note.step == At::CreateQp,
+        // A new queue pair carries nothing, now and then.
+        Some(_) => note.step == At::WarmUp,
+    };
+    notes.steps.iter().all(is_well).then_some(found.known)
 }
 
 /// The IPv4 address that a device stands for.
 fn ipv4(facts: &Facts, device: &str) -> Option<Ipv4Addr> {
     let device = facts.rdma.devices.get()?.iter().find(|d| d.name == device)?;
-    device.gids.iter().find_map(|(_, gid)| gid.parse::<Ipv6Addr>().ok()?.to_ipv4_mapped())
+    device.ipv4().map(|(_, address)| address)
 }
 
 /// What became of a link, from one end's notes and from how the processes at this end and at the other ended.
-fn told(mut link: Link, notes: &Notes, ending: Ending, other: Option<Ending>) -> Link {
+fn told(mut link: Link, notes: &Notes, known: Option<Known>, ending: Ending, other: Option<Ending>) -> Link {
     let (mut heard, mut unheard_since, mut tried_size) = (0, 0, 0);
     for note in &notes.steps {
-        let (Some(act), Some(how)) = (notes::act(note), note.outcome) else { continue };
-        if act == Act::WarmUp {
+        let Some(step) = notes::step(note) else { continue };
+        let is_silent_start = step == Step { act: Act::WarmUp, outcome: Outcome::Silent };
+        if step.act == Act::WarmUp {
             // Several attempts of one size: queue pairs made anew.
             if note.number != tried_size {
                 (tried_size, unheard_since) = (note.number, 0);
             }
-            match how {
-                How::Done => {
-                    heard += 1;
-                    link.remade += unheard_since;
-                    unheard_since = 0;
-                }
-                How::Silent => unheard_since += 1,
-                _ => {}
+            if step.outcome == Outcome::Done {
+                heard += 1;
+                link.remade += unheard_since;
+                unheard_since = 0;
             }
+            unheard_since += u32::from(is_silent_start);
         }
-        let is_silent_start = act == Act::WarmUp && how == How::Silent;
-        if let Some(outcome) = notes::told_of(note, how).filter(|o| *o != Outcome::Done)
-            && !is_silent_start
-            && act != Act::Write
-        {
-            link.steps.push(Step { act, outcome });
+        if step.outcome != Outcome::Done && !is_silent_start && step.act != Act::Write {
+            link.steps.push(step);
         }
     }
-    let begun = notes.steps.last().filter(|note| note.outcome.is_none()).and_then(notes::act);
     let outcome = match ending {
         Ending::Hung(seconds) => Some(Outcome::Hung(seconds)),
         Ending::Died(signal) => Some(Outcome::Died(signal)),
         Ending::Done | Ending::Failed => None,
     };
-    link.steps.extend(outcome.map(|outcome| Step { act: begun.unwrap_or(Act::Open), outcome }));
+    link.steps.extend(outcome.map(|outcome| notes::last(&notes.steps, outcome)));
     // The other end's part is added by `both_ends`.
     link.delivered = (heard > 0 || unheard_since > 0).then_some((heard, 0));
-    link.together = notes.found.as_ref().map(|pair| together(pair, &notes.steps));
+    let before = known.map(|known| known.slot as u64);
+    link.together = notes.found.as_ref().map(|pair| together(pair, before, &notes.steps));
     link.words = match ending {
-        Ending::Failed => Some("the process that tries the device could not be started".into()),
+        Ending::Failed => Some(format!(
+            "the process that tries the device could not be started, or could not write into {}",
+            std::env::temp_dir().display()
+        )),
         _ => notes.gave.clone(),
     };
     if link.together.is_none() && link.steps.is_empty() {
@@ -207,10 +220,11 @@ fn told(mut link: Link, notes: &Notes, ending: Ending, other: Option<Ending>) ->
     link
 }
 
-fn together(pair: &Pair, steps: &[Note]) -> Together {
+fn together(pair: &Pair, before: Option<u64>, steps: &[Note]) -> Together {
     let Known { slot, window, writes } = pair.known;
     Together {
         slot: slot as u64,
+        before: before.filter(|before| *before > slot as u64),
         window: window as u64,
         round_trip_us: pair.round_trip * 1e6,
         rate: pair.rate,
@@ -253,4 +267,44 @@ fn tell_all<T: Serialize + for<'a> Deserialize<'a>>(job: &Job, mine: &T) -> Resu
     let garbled = |e: &dyn std::fmt::Display| Error::Internal(format!("a word of the doctor: {e}"));
     let bytes = postcard::to_stdvec(mine).map_err(|e| garbled(&e))?;
     all_gather(job, &bytes)?.iter().map(|b| postcard::from_bytes(b).map_err(|e| garbled(&e))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notes(slot: usize, steps: &[(At, u64, How)]) -> Notes {
+        let known = Known { slot, window: 4, writes: probe::Writes::NotAsked };
+        let found = Pair { far: "rdma_en4".into(), known, round_trip: 1e-5, rate: 5e9, rate_both_ways: 4e9 };
+        let note =
+            |(step, number, how): &(At, u64, How)| Note { step: *step, number: *number, outcome: Some(*how) };
+        Notes { steps: steps.iter().map(note).collect(), found: Some(found), gave: None }
+    }
+
+    #[test]
+    fn only_what_the_builds_decide_is_kept() {
+        let all = probe::LARGEST;
+        let fine = (At::Several, 4, How::Done);
+        let kept = |slot, step| worth_keeping(&notes(slot, &[fine, step])).is_some();
+        assert!(kept(all, fine));
+        assert!(kept(all, (At::WarmUp, 4096, How::Silent)), "a new queue pair did");
+        assert!(kept(all, (At::CreateQp, 64, How::Answered(95))), "there are no unreliable ones");
+        // Long messages, or many, are lost by a bad cable; a write too; and memory is a setting.
+        assert!(!kept(64 << 10, (At::WarmUp, all as u64, How::Silent)));
+        assert!(!kept(4096, fine));
+        assert!(!kept(all, (At::Several, 8, How::Silent)));
+        assert!(!kept(all, (At::Write, 4096, How::Silent)));
+        assert!(!kept(all, (At::Register, 2, How::Answered(12))));
+        assert!(!kept(all, (At::Several, 8, How::Left)), "the other end has seen something");
+    }
+
+    #[test]
+    fn messages_that_passed_before_are_missed() {
+        let of = |slot, known: Option<usize>| {
+            let known = known.map(|slot| Known { slot, window: 4, writes: probe::Writes::NotAsked });
+            told(Link::default(), &notes(slot, &[]), known, Ending::Done, None).together.unwrap().before
+        };
+        assert_eq!(of(64 << 10, Some(probe::LARGEST)), Some(512 << 10));
+        assert_eq!((of(probe::LARGEST, Some(probe::LARGEST)), of(4096, None)), (None, None));
+    }
 }

@@ -1,12 +1,10 @@
 //! Which cables there are between the hosts of a job, and which of them are tried side by side. Pure.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
-
 use fulmen::fabric::verbs::Devices;
 use fulmen::fabric::verbs::probe::{self, Port};
 use serde::{Deserialize, Serialize};
 
-use crate::doctor::facts::{Device, Facts};
+use crate::doctor::facts::{Device, Facts, Outcome};
 
 /// A rank that tries devices of its host.
 pub struct Member {
@@ -30,15 +28,14 @@ pub type Cable = [End; 2];
 /// The ports of a host that can be tried: active ones, on which nothing has failed yet.
 pub fn ports(facts: &Facts) -> Vec<Port> {
     let devices = facts.rdma.devices.get().into_iter().flatten();
-    let works = |d: &&Device| d.active == Some(true) && d.probe.is_some();
+    let is_well = |d: &Device| d.steps.iter().all(|step| step.outcome == Outcome::Done);
+    let works = |d: &&Device| d.active == Some(true) && d.probe.is_some() && is_well(d);
     devices.filter(works).map(port).collect()
 }
 
 fn port(device: &Device) -> Port {
-    let address = |(_, gid): &(u32, String)| gid.parse::<Ipv6Addr>().ok()?.to_ipv4_mapped();
-    let ipv4 = device.gids.iter().filter_map(address).find(|a| *a != Ipv4Addr::UNSPECIFIED);
     let is_thunderbolt = device.transport == "Thunderbolt" || device.name.starts_with("rdma_en");
-    Port::seen(&device.name, is_thunderbolt, ipv4)
+    Port::seen(&device.name, is_thunderbolt, device.ipv4().map(|(_, address)| address))
 }
 
 /// The Thunderbolt devices that work and have an address: index of the host, name.
@@ -113,8 +110,10 @@ pub fn rounds(cables: &[Cable]) -> Vec<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
-    use crate::doctor::facts::{Answer, Probe};
+    use crate::doctor::facts::{Act, Answer, Probe, Step};
 
     fn member(rank: usize, host: usize, ports: &[(&str, [u8; 4])]) -> Member {
         let ports =
@@ -183,7 +182,12 @@ mod tests {
             device("rdma_en1", Some(true), fine.clone()),
             device("rdma_en2", Some(false), fine.clone()),
             device("rdma_en3", Some(true), None),
-            device("mlx5_0", None, fine),
+            device("mlx5_0", None, fine.clone()),
+            // Known from an earlier run, and stuck in this one.
+            Device {
+                steps: vec![Step { act: Act::Open, outcome: Outcome::Hung(20) }],
+                ..device("rdma_en4", Some(true), fine)
+            },
         ]);
         let ports = ports(&facts);
         assert_eq!(ports.len(), 1);

@@ -1,9 +1,6 @@
 //! A process that tries one end of a cable, as its parent sees it: its words, its notes, and its end.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -12,7 +9,7 @@ use fulmen::fabric::verbs::probe::{Note, Pair};
 use serde::{Deserialize, Serialize};
 
 use super::child::{self, Line, Order};
-use crate::doctor::gather::ask_to_end;
+use crate::doctor::notes::{self, Sheet};
 
 /// How long a process may say nothing; one that is stuck in a driver costs this.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -24,11 +21,11 @@ const GRACE: Duration = Duration::from_secs(3);
 pub enum Ending {
     /// By itself.
     Done,
-    /// It could not be started, or ended with a failure of its own.
+    /// It could not be started, could not write down what came of it, or ended with a failure of its own.
     Failed,
     /// By this signal.
     Died(i32),
-    /// Not at all: it said nothing for so many seconds, was asked to end and left alone.
+    /// Not at all: it said nothing for so many seconds, and was left alone.
     Hung(u64),
 }
 
@@ -57,28 +54,28 @@ pub struct Watched {
     to: Option<ChildStdin>,
     words: Receiver<Vec<u8>>,
     over: Option<Ending>,
-    notes: PathBuf,
+    notes: Option<Sheet>,
 }
 
 impl Watched {
     /// Starts it. One that cannot be started is over.
     pub fn start(order: &Order) -> Watched {
         let (word, words) = mpsc::channel();
-        let name = format!("hpl-run-pair-{}-{}", std::process::id(), order.device);
-        let notes = std::env::temp_dir().join(name);
-        let started = write(&notes, order).and_then(|()| {
-            Command::new(std::env::current_exe()?)
+        let started = Sheet::new("pair").and_then(|notes| {
+            notes::add(notes.path(), order)?;
+            let child = Command::new(std::env::current_exe()?)
                 .args(["doctor", "--pair"])
-                .arg(&notes)
+                .arg(notes.path())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null())
                 // Who kills this process's group hard does not hit what holds verbs objects.
                 .process_group(0)
-                .spawn()
+                .spawn()?;
+            Ok((child, notes))
         });
-        let Ok(mut child) = started else {
-            return Watched { child: None, to: None, words, over: Some(Ending::Failed), notes };
+        let Ok((mut child, notes)) = started else {
+            return Watched { child: None, to: None, words, over: Some(Ending::Failed), notes: None };
         };
         let (to, from) = (child.stdin.take(), child.stdout.take());
         let reader = std::thread::Builder::new().name("doctor-pair".into());
@@ -91,7 +88,7 @@ impl Watched {
                 }
             }
         });
-        Watched { child: Some(child), to, words, over: None, notes }
+        Watched { child: Some(child), to, words, over: None, notes: Some(notes) }
     }
 
     /// What it says next; waits for that, but not for ever.
@@ -126,7 +123,7 @@ impl Watched {
     pub fn end(mut self) -> (Ending, Notes) {
         self.hang_up();
         let ending = self.over.unwrap_or_else(|| self.ended());
-        let text = std::fs::read_to_string(&self.notes).unwrap_or_default();
+        let text = self.notes.as_ref().map_or(String::new(), Sheet::text);
         let mut notes = Notes::default();
         for line in text.lines().filter_map(|line| serde_json::from_str(line).ok()) {
             match line {
@@ -153,23 +150,10 @@ impl Watched {
         }
     }
 
-    /// It is asked to end, and then left alone: killing a process that holds verbs objects wedges Apple's driver for good.
+    /// It hears nothing more, so that it ends in order after the step that it is in, and is left alone: killing a process
+    /// that holds verbs objects wedges Apple's driver for good.
     fn give_up(&mut self) -> Ending {
-        if let Some(child) = &self.child {
-            ask_to_end(child);
-        }
+        self.hang_up();
         Ending::Hung(PATIENCE.as_secs())
     }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.notes); // else it is in a folder that the system empties
-    }
-}
-
-/// A new file, nobody else's, and not what a link leads to.
-fn write(notes: &std::path::Path, order: &Order) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).open(notes)?;
-    writeln!(file, "{}", serde_json::to_string(order)?)
 }

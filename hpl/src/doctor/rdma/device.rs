@@ -4,10 +4,12 @@ use fulmen::fabric::verbs::{Step as At, Trouble};
 
 use super::super::facts::{Act, Device, Facts, Outcome, Step};
 use super::super::finding::Finding;
-use super::{SIGSEGV, unknown};
+use super::{SIGSEGV, name, unknown};
+use crate::units;
 
-/// From so many registrations on, a refusal means that there are no more.
+/// From so many registrations on, a refusal means that there are no more; before, this number does.
 const MANY_REGIONS: u32 = 90;
+const NO_MEMORY: i32 = libc::ENOMEM;
 
 pub(super) fn judge(facts: &Facts, device: &Device) -> Vec<Finding> {
     let subject = device.name.clone();
@@ -18,10 +20,35 @@ pub(super) fn judge(facts: &Facts, device: &Device) -> Vec<Finding> {
     let mut found: Vec<Finding> =
         device.steps.iter().filter_map(|step| failed(facts, device, &subject, step)).collect();
     let is_thunderbolt = facts.system.is_macos() || device.transport == "Thunderbolt";
-    if found.is_empty() && is_thunderbolt && device.active == Some(true) && device.ipv4_gid().is_none() {
+    if found.is_empty() && is_thunderbolt && device.active == Some(true) && device.ipv4().is_none() {
         found.push(no_address(facts, device, &subject, "the port is active and has no IPv4 address (GID)"));
     }
+    found.extend(little_memory(facts, device, &subject));
     found
+}
+
+/// Fulmen registers memory in pieces of many megabytes: one that is refused ends the job.
+fn little_memory(facts: &Facts, device: &Device, subject: &str) -> Option<Finding> {
+    let probe = device.probe.as_ref().filter(|probe| probe.refused > 0)?;
+    let seen = format!(
+        "{} of memory were registered; {} in one piece were refused",
+        units::bytes(probe.registered.into()),
+        units::bytes(probe.refused.into())
+    );
+    let finding = Finding::failure("locked-memory", subject, seen);
+    Some(if facts.system.is_macos() {
+        finding
+            .because(
+                "the driver of this build takes small pieces only, or other programs hold what it can map",
+            )
+            .then("end other programs that use RDMA; when it stays, restart the machine")
+            .then("please report it with the build: `sw_vers`; until then `--fabric tcp`")
+    } else {
+        finding
+            .because("a program of this user may lock too little memory (`ulimit -l`)")
+            .then(UNLIMITED)
+            .then("until then `--fabric tcp`")
+    })
 }
 
 fn port_down(facts: &Facts, subject: &str) -> Finding {
@@ -107,17 +134,19 @@ pub(super) fn failed(facts: &Facts, device: &Device, subject: &str, step: &Step)
         _ => return unknown(facts, subject, step),
     };
     match (Trouble::of(at(step.act), number), step.act) {
-        (Some(Trouble::RegionsExhausted), Act::Register(n)) if n < MANY_REGIONS => {
+        (Some(Trouble::RegionsExhausted), Act::Register(n)) if n < MANY_REGIONS && number != NO_MEMORY => {
             unknown(facts, subject, step)
         }
         (Some(trouble), act) => {
-            met(facts, device, subject, trouble, act).or_else(|| unknown(facts, subject, step))
+            met(facts, device, subject, trouble, (act, number)).or_else(|| unknown(facts, subject, step))
         }
         (None, _) => unknown(facts, subject, step),
     }
 }
 
 const RESTART: &str = "restart the machine";
+const UNLIMITED: &str = "for this shell, as root: `ulimit -l unlimited`; for good: `* - memlock unlimited` in \
+                         /etc/security/limits.conf, then log in anew";
 
 /// The library's name of a step.
 fn at(act: Act) -> At {
@@ -142,8 +171,15 @@ fn at(act: Act) -> At {
     }
 }
 
-/// A trouble that a device has met in an act.
-fn met(facts: &Facts, device: &Device, subject: &str, trouble: Trouble, act: Act) -> Option<Finding> {
+/// A trouble that a device has met in an act, and its number.
+fn met(
+    facts: &Facts,
+    device: &Device,
+    subject: &str,
+    trouble: Trouble,
+    (act, number): (Act, i32),
+) -> Option<Finding> {
+    let refused = format!("{} was refused ({number})", name(act));
     let failure = |id, seen: &str| Finding::failure(id, subject, seen).because(trouble.cause());
     Some(match trouble {
         Trouble::PortDown => port_down(facts, subject),
@@ -156,31 +192,38 @@ fn met(facts: &Facts, device: &Device, subject: &str, trouble: Trouble, act: Act
             .then(RESTART),
         Trouble::RegionsExhausted => {
             let n = if let Act::Register(n) = act { n } else { 0 };
-            failure("regions-exhausted", &format!("registration {n} of memory was refused"))
+            let finding = failure("regions-exhausted", &format!("registration {n} of memory was refused"));
+            if !facts.system.is_macos() {
+                return Some(finding.then(UNLIMITED).then("end other programs that use RDMA"));
+            }
+            finding
                 .then("use fewer and larger pieces: fewer ranks on this host, or the default segment size")
                 .then("end other programs that use RDMA")
         }
-        Trouble::UnreliableOnly => failure("only-uc", "a queue pair of kind RC or UD was refused (102)")
+        Trouble::ReliableOnly => failure("no-uc", &format!("a queue pair of kind UC was refused ({number})"))
+            .then("where both ends have reliable connections (RC), Fulmen writes over these; else `--fabric tcp`"),
+        Trouble::UnreliableOnly => failure("only-uc", &format!("a queue pair of kind RC or UD was refused ({number})"))
             .then("leave the mode to Fulmen: it takes `posted` (UC, send into posted receives)"),
         Trouble::AddressKind => {
-            let found = no_address(facts, device, subject, "connecting was refused as invalid (RTR: 22)");
-            match device.ipv4_gid() {
-                Some(index) if !device.interface.as_ref().is_some_and(|i| i.is_self_assigned()) => found.then(
+            let seen = format!("{} was refused as invalid ({number})", name(act));
+            let found = no_address(facts, device, subject, &seen);
+            match device.ipv4() {
+                Some((index, _)) if !device.interface.as_ref().is_some_and(|i| i.is_self_assigned()) => found.then(
                     format!("the IPv4 address is number {index} of the table: other programs must use that one"),
                 ),
                 _ => found,
             }
         }
-        Trouble::PeerUnreachable => failure("peer-unreachable", "the peer did not answer (RTR: 60)")
+        Trouble::PeerUnreachable => failure("peer-unreachable", &format!("the peer did not answer: {refused}"))
             .then(format!("`ping6 -c 3 ff02::1%{}` wakes the neighbour; `ndp -an` and `arp -an` must show it there", interface(device)))
             .then("compare the device matrix with the cables: `hpl-run doctor --matrix FILE`"),
-        Trouble::QueuesExhausted => failure("queues-leaked", "connecting was refused (RTR: 96)")
+        Trouble::QueuesExhausted => failure("queues-leaked", &refused)
             .then("do not try again: each attempt costs one more")
             .then(RESTART),
-        Trouble::StaleQueue => failure("stale-queue", "connecting was refused (RTR: 16)")
+        Trouble::StaleQueue => failure("stale-queue", &refused)
             .then("try once more: the queue pair is made anew")
             .then(format!("when it stays: {RESTART}")),
-        Trouble::MappingsDrained => failure("mappings-drained", "connecting was refused (RTR: 14)")
+        Trouble::MappingsDrained => failure("mappings-drained", &refused)
             .then("register less: a smaller N, or more hosts")
             .then(RESTART),
         Trouble::QueueFull => {

@@ -1,6 +1,8 @@
 //! One peer: whether it is reached, over which cable, and whether what it sends arrives.
 
-use super::super::facts::{Act, Device, Facts, Link, Outcome, Step, Writes, Wrong};
+use fulmen::fabric::verbs::probe::LARGEST;
+
+use super::super::facts::{Act, Device, Facts, Link, Outcome, Step, Together, Writes, Wrong};
 use super::super::finding::{Finding, Weight, link_check};
 use super::device;
 use crate::units;
@@ -12,7 +14,7 @@ pub(super) fn judge(facts: &Facts, link: &Link) -> Vec<Finding> {
     let subject = link_check(link);
     let mut found = Vec::new();
     found.extend(control(link, &subject));
-    found.extend(route(link, &subject));
+    found.extend(route(facts, link, &subject));
     // What ends the process comes last; what else fails on a port that goes down fails because of that.
     let is_crash = |s: &&Step| matches!(s.outcome, Outcome::Died(_));
     let is_port = |s: &&Step| s.act == Act::QueryPort && s.outcome != Outcome::Done;
@@ -35,7 +37,7 @@ pub(super) fn judge(facts: &Facts, link: &Link) -> Vec<Finding> {
     }
     found.extend(steps);
     found.extend(rest);
-    found.extend(together(link, &subject));
+    found.extend(together(facts, link, &subject));
     found
 }
 
@@ -50,7 +52,7 @@ fn without(link: &Link, subject: &str) -> Option<Finding> {
 }
 
 /// What works, and not as it should.
-fn together(link: &Link, subject: &str) -> Vec<Finding> {
+fn together(facts: &Facts, link: &Link, subject: &str) -> Vec<Finding> {
     let Some(together) = &link.together else { return Vec::new() };
     let mut found = Vec::new();
     if link.remade > 0 {
@@ -64,14 +66,7 @@ fn together(link: &Link, subject: &str) -> Vec<Finding> {
                 .then("nothing: Fulmen tests each one, and makes a dead one anew"),
         );
     }
-    if together.slot == FRAME {
-        found.push(
-            Finding::warning("frames-only", subject, "messages of more than 4 KiB do not pass")
-                .because("the driver of this build delivers one frame at a time (macOS before 26.3), or the cable loses long ones")
-                .then("update both machines to the same build, macOS 26.3 or later: `sw_vers`")
-                .then("until then Fulmen sends frames, more slowly"),
-        );
-    }
+    found.extend(short(facts, together, subject));
     if together.writes == Writes::No {
         found.push(
             Finding::warning("write-is-send", subject, "a write did not write: it was taken for a send, or lost")
@@ -81,6 +76,39 @@ fn together(link: &Link, subject: &str) -> Vec<Finding> {
         );
     }
     found
+}
+
+/// Long messages do not pass.
+fn short(facts: &Facts, together: &Together, subject: &str) -> Option<Finding> {
+    if together.slot >= LARGEST as u64 {
+        return None;
+    }
+    let id = if together.slot == FRAME { "frames-only" } else { "short-messages" };
+    let seen = format!("messages of more than {} do not pass", units::bytes(together.slot.into()));
+    let finding = Finding::warning(id, subject, seen);
+    let cable = "another cable, another port; then run this again: do long ones pass there?";
+    let finding = if let Some(before) = together.before {
+        let cause = format!(
+            "those of {} did in an earlier run, on the same builds: the cable or a connector loses them",
+            units::bytes(before.into())
+        );
+        finding.because(cause).then(cable)
+    } else if facts.system.is_macos() && facts.system.is_at_least(26, 3) != Some(true) {
+        finding
+            .because("the driver of this build delivers one frame at a time (macOS before 26.3), or the cable loses long ones")
+            .then("update both machines to the same build, macOS 26.3 or later: `sw_vers`")
+    } else if facts.system.is_macos() {
+        finding
+            .because("the cable or a connector loses long ones, or the driver of one of the builds does")
+            .then(cable)
+            .then("where it stays on each cable: the same build on both ends, the newest: `sw_vers`")
+    } else {
+        finding
+            .because("the cable, a connector or a switch loses packets, of which long messages have many")
+            .then(cable)
+            .then("`rdma statistic show` and `ethtool -S` count what is lost; a switch has to hold packets back (PFC), not drop them")
+    };
+    Some(finding.then("until then Fulmen sends short ones, more slowly"))
 }
 
 /// The TCP connection beside it.
@@ -97,7 +125,7 @@ fn control(link: &Link, subject: &str) -> Option<Finding> {
                 },
             )
             .because("the peer ended first, and its number here means nothing")
-            .then("look at the first rank that failed: its message tells why"),
+            .then(format!("see the row of the other end, on {}: it tells why", link.peer)),
         );
     }
     Some(match link.tcp? {
@@ -134,7 +162,11 @@ fn control(link: &Link, subject: &str) -> Option<Finding> {
 }
 
 /// Where the system sends what goes to the peer's address.
-fn route(link: &Link, subject: &str) -> Option<Finding> {
+fn route(facts: &Facts, link: &Link, subject: &str) -> Option<Finding> {
+    // To its own addresses a host takes the short way.
+    if link.peer == facts.host {
+        return None;
+    }
     let wanted = link.device.strip_prefix("rdma_")?;
     let route = link.route.as_deref().filter(|route| *route != wanted)?;
     Some(

@@ -34,7 +34,7 @@ fn wedged(subject: &str, what: &str, seconds: u64) -> Finding {
         .then("power the machine off by holding its button, and on again; a restart by the menu may hang too")
 }
 
-/// What an unfinished act is called.
+/// What an act is called.
 fn name(act: Act) -> &'static str {
     match act {
         Act::Open => "opening the device",

@@ -8,6 +8,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(library(facts));
     found.extend(devices(facts));
+    found.extend(untried(facts));
     found.extend(bridge(facts));
     found.extend(managers(facts));
     found
@@ -60,11 +61,15 @@ fn devices(facts: &Facts) -> Option<Finding> {
     if !list.is_empty() || !facts.system.is_macos() {
         return None;
     }
-    let off = rdma.enabled == Answer::Is(false);
-    if rdma.thunderbolt.is_some_and(|generation| generation < 5) && !off {
-        let generation = rdma.thunderbolt.unwrap_or_default();
+    // On such hardware it is off by default, and turning it on helps nobody.
+    if let Some(generation) = rdma.thunderbolt.filter(|generation| *generation < 5) {
+        let switch = match rdma.enabled {
+            Answer::Is(true) => "RDMA is enabled, and there is no device",
+            Answer::Is(false) => "no device (rdma_ctl says disabled)",
+            _ => "no device",
+        };
         return Some(
-            Finding::warning("thunderbolt-4", DEVICES, "RDMA is enabled, and there is no device")
+            Finding::warning("thunderbolt-4", DEVICES, switch)
                 .because(format!(
                     "the ports of this machine ({}) are Thunderbolt {generation}; RDMA needs Thunderbolt 5",
                     facts.system.model
@@ -73,7 +78,7 @@ fn devices(facts: &Facts) -> Option<Finding> {
                 .then("use TCP over the same cable: `--fabric tcp`"),
         );
     }
-    if off {
+    if rdma.enabled == Answer::Is(false) {
         let nvram = rdma.nvram.as_deref().map_or(String::new(), |v| format!(" (nvram rdma-enable: {v})"));
         return Some(
             Finding::failure("not-enabled", DEVICES, format!("no device; rdma_ctl says disabled{nvram}"))
@@ -89,6 +94,15 @@ fn devices(facts: &Facts) -> Option<Finding> {
             .because("no Thunderbolt 5 port, or a driver that did not start")
             .then("`system_profiler SPThunderboltDataType` tells the ports' speed: 80 Gb/s or more is Thunderbolt 5")
             .then("with such a port restart the machine; without one use `--fabric tcp`"),
+    )
+}
+
+fn untried(facts: &Facts) -> Option<Finding> {
+    let words = facts.rdma.untried.as_ref()?;
+    Some(
+        Finding::warning("devices-not-tried", DEVICES, format!("not all devices were tried: {words}"))
+            .because("what they grant, and whether their driver answers, is not known; nor is any cable of theirs tried")
+            .then("see to that, then run this again; where a file cannot be written: `export TMPDIR=FOLDER`"),
     )
 }
 

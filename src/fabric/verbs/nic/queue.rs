@@ -20,6 +20,16 @@ pub enum Service {
     Uc,
 }
 
+impl Service {
+    /// The step that makes a queue pair of this kind.
+    pub fn step(self) -> Step {
+        match self {
+            Service::Rc => Step::CreateRc,
+            Service::Uc => Step::CreateQp,
+        }
+    }
+}
+
 /// A queue pair of a [`Nic`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpId(pub(super) usize);
@@ -96,7 +106,7 @@ impl Nic {
         init.cap.max_recv_sge = 1;
         // SAFETY: our domain and completion queue; the struct is whole.
         let raw = NonNull::new(unsafe { (self.library.create_qp)(self.pd.as_ptr(), &mut init) });
-        let raw = raw.ok_or_else(|| self.refuse(Step::CreateQp, last_errno()))?;
+        let raw = raw.ok_or_else(|| self.refuse(service.step(), last_errno()))?;
         let id = QpId(self.qps.iter().position(Option::is_none).unwrap_or(self.qps.len()));
         if id.0 == self.qps.len() {
             self.qps.push(None);

@@ -14,7 +14,7 @@ use crate::fabric::rendezvous::Rendezvous;
 use crate::fabric::verbs::arena::Arena;
 use crate::fabric::verbs::ffi::Library;
 use crate::fabric::verbs::links::{Offer, SLOTS, gather};
-use crate::fabric::verbs::nic::{Completion, Nic, Operation, QpId, Service};
+use crate::fabric::verbs::nic::{Completion, Granted, Nic, Operation, QpId, Service};
 use crate::fabric::verbs::patience::Wait;
 use crate::fabric::verbs::proof::noise;
 use crate::fabric::verbs::proof::{self, Draft, Side, Way};
@@ -23,7 +23,9 @@ use crate::fabric::verbs::protocol::{FRAME, Mode};
 use crate::fabric::verbs::trouble::{Refusal, Step, Trouble};
 
 /// Message sizes that are tried, the smallest first.
-const SIZES: [usize; 3] = [FRAME, 64 << 10, 512 << 10];
+const SIZES: [usize; 3] = [FRAME, 64 << 10, LARGEST];
+/// The largest message that is tried, in bytes; what every cable in order lets through.
+pub const LARGEST: usize = 512 << 10;
 /// Messages under way at once, at most.
 const DEEPEST: usize = 32;
 /// Attempts with a new queue pair before a size is given up.
@@ -68,11 +70,16 @@ pub enum Writes {
     Over(Service),
 }
 
+/// What the device itself has answered.
+pub(super) type Posted<T> = std::result::Result<T, Refusal>;
+
 /// Two ends that are being tried; the queue pairs go before the memory.
 pub(super) struct Ends<'a> {
     pub(super) rendezvous: &'a mut dyn Rendezvous,
     pub(super) nic: Vec<Nic>,
     offers: Vec<Offer>,
+    /// Of the queue pairs for messages: unreliable, which every device of Apple has, unless one end has no such.
+    service: Service,
     arena: Arc<Arena>,
     tell: &'a mut Tell<'a>,
     pub(super) me: usize,
@@ -96,23 +103,40 @@ pub fn pair<'a>(
     }
     let opened = super::open(library, device, tell).map_err(Error::from);
     let (nic, offer) = match opened {
-        Ok(nic) => {
-            let offer = Offer::of(std::slice::from_ref(&nic), SIZES[2]);
-            (Some(nic), Ok(offer))
+        Ok(mut nic) => {
+            let is_unreliable = has_unreliable(&mut nic, tell);
+            let offer = Offer::of(std::slice::from_ref(&nic), LARGEST);
+            (Some(nic), Ok((offer, is_unreliable, known)))
         }
         Err(error) => (None, Err(error)),
     };
-    let offers = gather(rendezvous, offer)?;
-    let known = gather(rendezvous, Ok(known))?;
+    let both = gather(rendezvous, offer)?;
+    let service = if both.iter().all(|(_, uc, _)| *uc) { Service::Uc } else { Service::Rc };
+    let known = known.filter(|_| both.iter().all(|(.., theirs)| *theirs == known));
+    let offers = both.into_iter().map(|(offer, ..)| offer).collect();
     let nic = nic.into_iter().collect();
-    let mut ends = Ends { rendezvous, nic, offers, arena: Arc::default(), tell, me };
-    ends.run(known[0].filter(|_| known[0] == known[1]))
+    let mut ends = Ends { rendezvous, nic, offers, service, arena: Arc::default(), tell, me };
+    ends.run(known)
+}
+
+/// Whether a device has unreliable connections. Apple's all do, and are not asked.
+fn has_unreliable(nic: &mut Nic, tell: &mut Tell<'_>) -> bool {
+    if nic.listed().is_thunderbolt() {
+        return true;
+    }
+    let asked = Granted { send: 64, receive: 64 };
+    match super::attempt(tell, Step::CreateQp, 64, |_| true, || nic.create_qp(Service::Uc, asked)) {
+        Ok((qp, _)) => nic.destroy_qp(qp),
+        // Whatever else it is will be met again.
+        Err(refusal) => return !refusal.is_no_such_kind(),
+    }
+    true
 }
 
 impl Ends<'_> {
     fn run(&mut self, known: Option<Known>) -> Result<Pair> {
         let before = match known {
-            Some(known) => self.warm_up(posted(known.slot))?.map(|side| (side, known)),
+            Some(known) => self.warm_up(self.posted(known.slot))?.map(|side| (side, known)),
             None => None,
         };
         let (side, known) = match before {
@@ -127,11 +151,16 @@ impl Ends<'_> {
         Ok(Pair { far, known, round_trip, rate, rate_both_ways })
     }
 
+    /// The way that every device has.
+    fn posted(&self, chunk: usize) -> Way {
+        Way { service: self.service, mode: Mode::Posted, chunk }
+    }
+
     /// What passes, and queue pairs on which it does.
     fn find_out(&mut self) -> Result<(Side, Known)> {
         let mut best: Option<(Side, usize)> = None;
         for size in SIZES {
-            match self.warm_up(posted(size))? {
+            match self.warm_up(self.posted(size))? {
                 Some(side) => {
                     if let Some((before, _)) = best.replace((side, size)) {
                         self.destroy(&before);
@@ -150,7 +179,7 @@ impl Ends<'_> {
         if failed {
             // Its queue pairs may be dead.
             self.destroy(&side);
-            let again = self.warm_up(posted(slot))?;
+            let again = self.warm_up(self.posted(slot))?;
             side = again.ok_or_else(|| Error::Internal("what has passed passes no more".into()))?;
         }
         let writes = self.writes()?;
@@ -173,14 +202,38 @@ impl Ends<'_> {
 
     /// Memory that the device knows.
     pub(super) fn take(&mut self, bytes: usize) -> Result<Arc<Memory>> {
+        self.take_unless(bytes, false)
+    }
+
+    /// Memory for `most` pieces of `each` bytes, or for fewer where the device takes no more; and for how many.
+    fn take_some(&mut self, most: usize, each: usize) -> Result<(Arc<Memory>, usize)> {
+        let refused = match self.take_unless(most * each, true) {
+            Ok(memory) => return Ok((memory, most)),
+            Err(error) => error,
+        };
+        let less = std::iter::successors(Some(most / 2), |n| Some(n / 2)).take_while(|n| *n > 0);
+        let found = less.filter_map(|n| Some((self.arena.take(n * each)?, n))).next();
+        found.ok_or(refused)
+    }
+
+    /// `has_less`: a refusal is no failure.
+    fn take_unless(&mut self, bytes: usize, has_less: bool) -> Result<Arc<Memory>> {
         if let Some(memory) = self.arena.take(bytes) {
             return Ok(memory);
         }
         let (nic, tell) = (&mut self.nic[0], &mut *self.tell);
         self.arena.grow(bytes, |at, len| {
             let number = nic.regions() as u64 + 1;
-            // SAFETY: the arena keeps it mapped and goes after the device: fields are dropped in order.
-            super::step(tell, Step::Register, number, || unsafe { nic.register(at, len) })?;
+            super::attempt(
+                tell,
+                Step::Register,
+                number,
+                |_| has_less,
+                || {
+                    // SAFETY: the arena keeps it mapped and goes after the device: fields are dropped in order.
+                    unsafe { nic.register(at, len) }
+                },
+            )?;
             Ok(())
         })?;
         self.arena.take(bytes).ok_or_else(|| Error::Internal(format!("no {bytes} bytes after growing")))
@@ -254,14 +307,7 @@ impl Ends<'_> {
         found.map(|(qp, _)| qp).ok_or_else(|| Error::Internal("no queue pair".into()))
     }
 
-    pub(super) fn post(
-        &mut self,
-        qp: QpId,
-        is_send: bool,
-        id: u64,
-        at: usize,
-        len: usize,
-    ) -> std::result::Result<(), Refusal> {
+    pub(super) fn post(&mut self, qp: QpId, is_send: bool, id: u64, at: usize, len: usize) -> Posted<()> {
         let nic = &mut self.nic[0];
         // SAFETY: memory of the arena, a part for each request under way, untouched until its completion or until the queue
         // pair is gone.
@@ -278,8 +324,8 @@ impl Ends<'_> {
     pub(super) fn until(
         &mut self,
         patience: Duration,
-        mut done: impl FnMut(&mut Self, &Completion) -> Result<bool>,
-    ) -> Result<bool> {
+        mut done: impl FnMut(&mut Self, &Completion) -> Posted<bool>,
+    ) -> Posted<bool> {
         let mut wait = Wait::begin(patience, Instant::now());
         let mut completions = [Completion::default(); 32];
         loop {
@@ -301,14 +347,17 @@ impl Ends<'_> {
     /// More and more messages under way at once, in both directions: how many pass, and whether more did not.
     fn ramp(&mut self, side: &Side, slot: usize) -> Result<(usize, bool)> {
         let (qp, granted) = Self::data(side)?;
-        let memory = self.take(2 * DEEPEST * slot);
-        gather(self.rendezvous, memory.as_ref().map(|_| ()).map_err(Clone::clone))?;
-        let memory = memory?;
+        // With what a stream of as many takes besides.
+        let memory = self.take_some(DEEPEST, 2 * slot + 8 * FRAME);
         // Thunderbolt devices count frames, others requests.
         let cost = if self.nic[0].listed().is_thunderbolt() { slot / FRAME } else { 1 };
+        let mine = memory.as_ref().map(|(_, room)| (*room).min(granted * 95 / 100 / cost));
+        // Both ends take the same steps: as many as the one with less can.
+        let deepest = gather(self.rendezvous, mine.map_err(Clone::clone))?.into_iter().min().unwrap_or(0);
+        let (memory, _) = memory?;
         let mut good = 0;
         let mut window = 1;
-        while window <= DEEPEST && window * cost <= granted * 95 / 100 {
+        while window <= deepest {
             self.note(Step::Several, window, None);
             let (step, outcome) = self.several(qp, &memory, slot, window)?;
             self.note(step, window, Some(outcome));
@@ -336,13 +385,13 @@ impl Ends<'_> {
     fn several(&mut self, qp: QpId, memory: &Memory, slot: usize, window: usize) -> Result<(Step, Outcome)> {
         let first = memory.as_ptr() as usize;
         for i in 0..window {
-            fill(memory, (DEEPEST + i) * slot, slot, self.me, window + i);
+            fill(memory, (window + i) * slot, slot, self.me, window + i);
             clear(memory, i * slot, slot);
         }
         for is_send in [false, true] {
             let mut each = 0..window;
             let posted = each.try_for_each(|i| {
-                let i = i + if is_send { DEEPEST } else { 0 };
+                let i = i + if is_send { window } else { 0 };
                 self.post(qp, is_send, i as u64, first + i * slot, slot)
             });
             // Nobody sends before the other's receives are posted, nor waits for what the other could not send.
@@ -356,10 +405,14 @@ impl Ends<'_> {
         let (mut left, mut status) = (2 * window, 0);
         let all = self.until(PATIENCE, |_, c| {
             left -= 1;
-            let wrong_length = (c.id as usize) < DEEPEST && c.bytes as usize != slot;
+            let wrong_length = (c.id as usize) < window && c.bytes as usize != slot;
             status = if c.status == 0 && wrong_length { 1 } else { c.status };
             Ok(left == 0 || status != 0)
-        })?;
+        });
+        let all = match all {
+            Ok(all) => all,
+            Err(refusal) => return Ok((refusal.step, Outcome::Refused(refusal.number))),
+        };
         let came = (0..window).map(|i| check(memory, i * slot, slot, 1 - self.me, window + i));
         let outcome = match (status, all) {
             (0, true) => {
@@ -390,11 +443,6 @@ impl Ends<'_> {
         }
         Ok(Writes::No)
     }
-}
-
-/// The way that every device has.
-fn posted(chunk: usize) -> Way {
-    Way { service: Service::Uc, mode: Mode::Posted, chunk }
 }
 
 fn bytes(memory: &Memory, at: usize, len: usize) -> *mut [u8] {

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::Outcome;
-use super::pair::Ends;
+use super::pair::{Ends, Posted};
 use crate::error::{Error, Result};
 use crate::fabric::verbs::links::gather;
 use crate::fabric::verbs::nic::Completion;
 use crate::fabric::verbs::proof::Side;
 use crate::fabric::verbs::protocol::FRAME;
-use crate::fabric::verbs::trouble::{Refusal, Step, Trouble};
+use crate::fabric::verbs::trouble::{Step, Trouble};
 
 /// How long a message may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -21,7 +21,7 @@ const SHORT: usize = 4 << 20;
 const LARGEST: usize = 256 << 20;
 /// Seconds that a stream is to take: much longer than the ends begin apart.
 const LONG: f64 = 0.1;
-/// Messages that are found within this time were there together.
+/// Messages that are found within this time of one another may have been there together.
 const GRAIN: Duration = Duration::from_micros(20);
 /// How long a peer that has gone is waited for: this ends, whatever the device tells of it.
 const GONE: Duration = Duration::from_millis(300);
@@ -31,6 +31,38 @@ fn messages(rate: f64, slot: usize) -> usize {
     ((rate * LONG) as usize).min(LARGEST) / slot
 }
 
+/// When the messages of a stream came, by this end's clock.
+struct Arrivals {
+    /// Messages that may be there before this end looks.
+    window: usize,
+    all: usize,
+    /// Those that were, and tell nothing of the cable's speed; when the last of them was found.
+    at_once: usize,
+    since: Instant,
+    last: Instant,
+}
+
+impl Arrivals {
+    fn new(window: usize) -> Self {
+        let now = Instant::now();
+        Arrivals { window, all: 0, at_once: 0, since: now, last: now }
+    }
+
+    /// One more.
+    fn add(&mut self, now: Instant) {
+        let is_with_the_last = self.all == 0 || now - self.last < GRAIN;
+        if self.at_once == self.all && self.all < self.window && is_with_the_last {
+            (self.at_once, self.since) = (self.at_once + 1, now);
+        }
+        (self.all, self.last) = (self.all + 1, now);
+    }
+
+    /// Messages per second, after those that were there at once.
+    fn rate(&self) -> f64 {
+        (self.all - self.at_once) as f64 / (self.last - self.since).as_secs_f64().max(1e-9)
+    }
+}
+
 impl Ends<'_> {
     /// How a wait for completions ended: told, and an error on both ends when it was not well on one of them.
     fn over(
@@ -38,16 +70,17 @@ impl Ends<'_> {
         step: Step,
         number: usize,
         what: &str,
-        waited: Result<bool>,
+        waited: Posted<bool>,
         status: i32,
     ) -> Result<()> {
-        let outcome = match (&waited, status) {
-            (_, status) if status != 0 => Outcome::Refused(status),
-            (Ok(true), _) => Outcome::Done,
-            _ => Outcome::Silent,
+        let (step, outcome) = match (&waited, status) {
+            (_, status) if status != 0 => (step, Outcome::Refused(status)),
+            (Ok(true), _) => (step, Outcome::Done),
+            (Ok(false), _) => (step, Outcome::Silent),
+            (Err(refusal), _) => (refusal.step, Outcome::Refused(refusal.number)),
         };
         self.note(step, number, Some(outcome));
-        let told = waited.and_then(|ok| {
+        let told = waited.map_err(Error::from).and_then(|ok| {
             (ok && status == 0).then_some(()).ok_or_else(|| Error::Resources {
                 what: format!("{}: {what} was lost", self.nic[0].name()),
                 remedy: Trouble::DeadDirection.remedy().into(),
@@ -57,7 +90,7 @@ impl Ends<'_> {
     }
 
     /// What was refused before both waited: told, and an error on both ends.
-    fn begun(&mut self, number: usize, posted: std::result::Result<(), Refusal>) -> Result<()> {
+    fn begun(&mut self, number: usize, posted: Posted<()>) -> Result<()> {
         if let Err(refusal) = &posted {
             self.note(refusal.step, number, Some(Outcome::Refused(refusal.number)));
         }
@@ -78,7 +111,7 @@ impl Ends<'_> {
         let me = self.me;
         let (mut came, mut left, mut status) = (0, 0, 0);
         let first = if me == 0 { self.post(qp, true, 2, place(2), FRAME) } else { Ok(()) };
-        let done = first.map_err(Error::from).and_then(|()| {
+        let done = first.and_then(|()| {
             self.until(PATIENCE, |ends, c| {
                 status = c.status;
                 if status != 0 {
@@ -118,7 +151,7 @@ impl Ends<'_> {
             let longer = messages(rate, slot);
             if longer > least {
                 let mine = self.stream(side, slot, window, senders, longer)?;
-                rate = rate.max(gather(self.rendezvous, Ok(mine))?[receiver]);
+                rate = gather(self.rendezvous, Ok(mine))?[receiver];
             }
             slowest = f64::min(slowest, rate);
             if receiver == self.me {
@@ -168,9 +201,9 @@ impl Ends<'_> {
         }
         self.begun(slot, posted)?;
         let (mut granted, mut sent, mut left) = (0, 0, 0);
-        let (mut landed, mut told, mut heard, mut status) = (0, 0, 0, 0);
-        let (mut first, mut last, mut uncounted) = (Instant::now(), Instant::now(), 0);
-        let mut push = |ends: &mut Self, granted: usize, left: usize| -> Result<()> {
+        let (mut told, mut heard, mut status) = (0, 0, 0);
+        let mut landed = Arrivals::new(window);
+        let mut push = |ends: &mut Self, granted: usize, left: usize| -> Posted<()> {
             while sends && sent < total.min(window + granted * batch) && sent - left < window {
                 ends.post(data, true, LEFT, from + sent % window * slot, slot)?;
                 sent += 1;
@@ -187,17 +220,12 @@ impl Ends<'_> {
                 }
                 match c.id >> 32 << 32 {
                     LANDED => {
-                        landed += 1;
-                        last = Instant::now();
-                        // What was there before this end looked tells nothing of the cable's speed.
-                        if landed == 1 || last - first < GRAIN {
-                            (first, uncounted) = (last, landed);
-                        }
+                        landed.add(Instant::now());
                         // Nothing may stay posted: the memory is handed on.
-                        if landed + window <= total {
+                        if landed.all + window <= total {
                             ends.post(data, false, LANDED | which as u64, into + which * slot, slot)?;
                         }
-                        if landed % batch == 0 && landed < total {
+                        if landed.all.is_multiple_of(batch) && landed.all < total {
                             let place = credits + (4 + told % 4) * FRAME;
                             ends.post(control, true, TOLD, place, FRAME)?;
                             told += 1;
@@ -213,13 +241,12 @@ impl Ends<'_> {
                     _ => heard += 1,
                 }
                 push(ends, granted, left)?;
-                let has_received = !receives || (landed, heard) == (total, credits_in_all);
+                let has_received = !receives || (landed.all, heard) == (total, credits_in_all);
                 Ok(has_received && (!sends || (left, granted) == (total, credits_in_all)))
             })
         });
         self.over(Step::Stream, slot, "a part of a stream", done, status)?;
-        let counted = (total - uncounted).min(total - 1) * slot;
-        Ok(if receives { counted as f64 / (last - first).as_secs_f64().max(1e-9) } else { 0.0 })
+        Ok(if receives { landed.rate() * slot as f64 } else { 0.0 })
     }
 
     /// The second rank gives up its queue pairs, as one does that ends; the first waits for a message of it, which no
@@ -234,13 +261,48 @@ impl Ends<'_> {
         if waits {
             self.note(Step::Gone, GONE.as_millis() as usize, None);
             let qp = Self::control(&side)?;
-            let posted = self.post(qp, false, 0, memory.as_ptr() as usize, FRAME).map_err(Error::from);
+            let posted = self.post(qp, false, 0, memory.as_ptr() as usize, FRAME);
             // That nothing came, or an error, is what should be.
-            let came = posted.is_ok() && self.until(GONE, |_, c| Ok(c.status == 0))?;
+            let came = posted.is_ok() && self.until(GONE, |_, c| Ok(c.status == 0)).unwrap_or(false);
             let outcome = if came { Outcome::Garbage } else { Outcome::Done };
             self.note(Step::Gone, GONE.as_millis() as usize, Some(outcome));
             self.destroy(&side);
         }
         gather(self.rendezvous, Ok(())).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rate of messages that come so many microseconds after one another; half of them may be there at once.
+    fn rate(gaps: impl Iterator<Item = u64> + Clone) -> f64 {
+        let mut arrivals = Arrivals::new(gaps.clone().count() / 2);
+        let mut now = Instant::now();
+        for gap in gaps {
+            now += Duration::from_micros(gap);
+            arrivals.add(now);
+        }
+        arrivals.rate()
+    }
+
+    fn is_near(rate: f64, wanted: f64) -> bool {
+        (rate / wanted - 1.0).abs() < 0.01
+    }
+
+    #[test]
+    fn a_stream_is_as_fast_as_its_messages_come() {
+        let same = |gap, n| std::iter::repeat_n(gap, n);
+        // 64 KiB at 8.9 GB/s, frames at half of that; a slow cable; two messages.
+        for (gap, n) in [(7, 64), (1, 1024), (8_000, 8), (500, 2)] {
+            assert!(is_near(rate(same(gap, n)), 1e6 / gap as f64), "{gap} us");
+        }
+        // One hiccup counts for what it is.
+        let hiccup = same(5, 500).chain([5_000]).chain(same(5, 499));
+        let wanted = 500.0 / (500.0 * 5e-6 + 4_995e-6);
+        assert!(is_near(rate(hiccup.clone()), wanted), "{} {wanted}", rate(hiccup));
+        // What was there when this end looked is not counted.
+        assert!(is_near(rate(same(2, 16).chain(same(100, 48))), 1e4));
     }
 }
