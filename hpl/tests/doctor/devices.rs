@@ -142,3 +142,27 @@ fn an_interrupted_doctor_leaves_nothing() {
     assert_eq!(child.wait().unwrap().code(), Some(5));
     assert!(notes().is_none(), "{:?}", notes());
 }
+
+/// The process that tries devices, asked to end in the middle of a step, takes it and no other, and gives back what it holds.
+#[test]
+fn a_process_that_is_asked_to_end_gives_all_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let slow = Trap::always(Kind::Slow { call: Call::RegMr, ms: 500 });
+    let world = World::mesh(Profile::Apple, 2).trap(slow).install().unwrap();
+    let notes = folder.path().join("notes");
+    std::fs::write(&notes, "").unwrap();
+    let mut child = on_h0(&world, folder.path()).arg("--probe").arg(&notes).spawn().unwrap();
+    let start = std::time::Instant::now();
+    while !std::fs::read_to_string(&notes).unwrap().contains("register") {
+        assert!(start.elapsed().as_secs() < 60, "it does not begin");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    let status = child.wait().unwrap();
+    assert!(status.success(), "{status}");
+    let text = std::fs::read_to_string(&notes).unwrap();
+    let steps = |words: &str| text.lines().filter(|line| line.contains(words)).count();
+    assert_eq!((steps("register"), steps("create_qp")), (2, 0), "begun and done: {text}");
+    let c = world.counters();
+    assert_eq!((c.qps, c.mrs, c.cqs, c.pds), (0, 0, 0, 0), "{c:?}");
+}

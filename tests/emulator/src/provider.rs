@@ -107,7 +107,7 @@ fn hold(shared: &'static Shared, port: usize) -> Guard<'static> {
     }
 }
 
-/// Plays what is to befall a call of so many bytes (`u32::MAX` where there are none): never returns, or fails.
+/// Plays what is to befall a call of so many bytes (`u32::MAX` where there are none): never returns, is slow, or fails.
 fn befalls(shared: &'static Shared, port: usize, call: Call, bytes: u32) -> Option<i32> {
     let mut wire = hold(shared, port);
     let stuck = wire.draw(port, bytes, |k| matches!(k, Kind::Stuck { call: c } if c == call).then_some(()));
@@ -121,6 +121,15 @@ fn befalls(shared: &'static Shared, port: usize, call: Call, bytes: u32) -> Opti
         }
         // Unlike a real driver's it ends, with the test that started the process.
         std::process::exit(1);
+    }
+    let slow = wire.draw(port, bytes, |k| match k {
+        Kind::Slow { call: c, ms } if c == call => Some(ms),
+        _ => None,
+    });
+    if let Some((ms, _)) = slow {
+        drop(wire);
+        std::thread::sleep(Duration::from_millis(ms));
+        wire = hold(shared, port);
     }
     wire.fails(port, call, bytes)
 }

@@ -142,6 +142,13 @@ pub enum Kind {
         /// The call.
         call: Call,
     },
+    /// A call takes so long.
+    Slow {
+        /// The call.
+        call: Call,
+        /// Milliseconds.
+        ms: u64,
+    },
     /// Errors are returned as negative numbers.
     NegativeErrno,
     /// A refused post leaves `bad_wr` alone.
