@@ -108,7 +108,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A job of processes ended early; its supervisor tells what it was told.
+    /// A job ended early; a supervisor, or another of its ranks, tells what the first failing rank said.
     #[error("{message}")]
     Ended {
         /// What the first failing rank said.

@@ -288,6 +288,23 @@ fn a_pulled_cable_is_named() {
     }
 }
 
+/// What arrived wrong left the peer's device, and that is the one to be tested; a status is told as one, with rank and host.
+#[test]
+fn the_device_at_fault_is_named_with_its_end() {
+    for (kind, said) in [
+        (Kind::FlippedBit, ["from rank 0 (", "verbs rdma_en01 to rdma_en10) to rank 1"]),
+        (Kind::LengthError, ["rank 1's device rdma_en10 (", ": moving data failed with status 1: "]),
+    ] {
+        let trap = Trap { after: 8, ..Trap::always(kind) }.on("rdma_en01");
+        let world = verbs::mesh(Profile::Apple, 2, 1).trap(trap).install().unwrap();
+        let results = verbs::run(2, &options(&world, 2, 1), |fabric| traffic(&fabric, 8));
+        for result in &results {
+            let words = result.as_ref().unwrap_err().to_string();
+            assert!(said.iter().all(|part| words.contains(part)), "{kind:?}: {results:?}");
+        }
+    }
+}
+
 /// A cable that is pulled when all that is left is to say goodbye: nobody waits for the patience.
 #[test]
 fn a_cable_pulled_at_the_end_is_named() {
@@ -351,7 +368,7 @@ fn a_dropped_error_comes_again() {
 fn pairs_without_a_cable_are_left_out() {
     let world = verbs::mesh(Profile::Apple, 3, 1);
     let dead = Trap::always(Kind::DeadPair { over: 0 }).on("rdma_en02");
-    for (trap, cut, why) in [(None, true, "joined"), (Some(dead), false, "carries nothing")] {
+    for (trap, cut, why) in [(None, true, "names no cable"), (Some(dead), false, "carries nothing")] {
         let world = trap.into_iter().fold(world.clone(), World::trap).install().unwrap();
         let mut options =
             Options { all_pairs: false, warm_up: Duration::from_secs(1), ..options(&world, 3, 1) };

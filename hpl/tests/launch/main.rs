@@ -431,8 +431,6 @@ fn what_joins_the_ranks() {
         assert!(!ended.err.contains("rank 0 (a)"), "told without being asked: {ended:?}");
     }
     run(&[], &["--fabric", "shm"]).expect(2, &["fabric: shm: ", "they are on different hosts"]);
-    run(&["--fabric", "verbs:no_such_device"], &[])
-        .expect(2, &["fabric: verbs:no_such_device: does not join"]);
     run(&[], &["--fabric", "mem"]).expect(2, &["--fabric: mem: is for ranks of this program's own"]);
     run(&["--interfaces", "lo"], &[]).expect(0, &["PASSED"]);
     run(&[], &["--interfaces", "no_such_interface"]).expect(2, &["no_such_interface"]);
@@ -453,7 +451,7 @@ fn what_joins_the_ranks() {
 #[test]
 #[cfg(target_os = "linux")]
 fn cables_of_a_hostfile() {
-    use fulmen_emu_verbs::{Profile, World};
+    use fulmen_emu_verbs::{Call, Kind, Profile, Trap, World};
     let bench = Bench::new();
     let ssh = bench.ssh();
     let world = World::cabled(Profile::Apple, 2, &[(0, 1)]).install().unwrap();
@@ -478,10 +476,21 @@ fn cables_of_a_hostfile() {
     run("rdma_en01", &[]).expect(0, &["PASSED", "fabric verbs", cable]);
     run("rdma_en01", &["--fabric", "verbs"]).expect(0, &["PASSED", "fabric verbs", cable]);
     assert_eq!(world.counters().qps, 0, "{:?}", world.counters());
-    let missing = "rank 0 (a) and rank 1 (b): rdma: rank 0: ";
+    let missing = "rank 0 (a) and rank 1 (b): rdma: rank 0 (a): ";
     let ended = run("rdma_en99", &[]);
     ended.expect(0, &["PASSED", "fabric tcp", missing, "rdma_en99", "; using tcp over lo ("]);
     run("rdma_en99", &["--fabric", "verbs"]).expect(2, &["fabric: verbs: does not join", "rdma_en99"]);
+    run("rdma_en01", &["--fabric", "verbs:no_such_device"])
+        .expect(2, &["fabric: verbs:no_such_device: does not join"]);
+    // A device that refuses is no fault of the command line; its host is named first.
+    let refused = Trap::always(Kind::Fail { call: Call::ToRtr, errno: 96 }).on("rdma_en10");
+    world.change(&World::cabled(Profile::Apple, 2, &[(0, 1)]).trap(refused)).unwrap();
+    let ended = run("rdma_en01", &["--fabric", "verbs"]);
+    ended.expect(
+        3,
+        &["fulmen-run: rank 1 (b, pid ", "rank 1 (b): rdma_en10: ", "restart this machine", "hpl-run doctor"],
+    );
+    assert!(!ended.err.contains("noticed by"), "{ended:?}");
 }
 
 #[test]

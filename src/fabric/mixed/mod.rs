@@ -14,13 +14,15 @@ pub use ladder::{Choice, Transport};
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use self::endpoint::Mixed;
 use self::ladder::{Rung, Why};
 use super::alarm::Alarm;
 use super::rendezvous::{Rendezvous, Secret, gather};
 use super::shared::control::Control;
 use super::shm::meeting::{Met, Shm, meet};
-use super::verbs::{self, Devices, Source, Verbs};
+use super::verbs::{self, Devices, LeftOut, Source, Verbs};
 use super::{Fabric, tcp};
 use crate::error::{Error, Result};
 
@@ -68,7 +70,9 @@ impl Connected {
 /// Connects this rank with all others. Collective.
 ///
 /// # Errors
-/// As [`tcp::connect`]; [`Error::Argument`], on every rank and with the reason, when what the choice names cannot be had.
+/// As [`tcp::connect`]; when what the choice names cannot be had, on every rank and with the reason: [`Error::Resources`] on the
+/// rank whose devices refuse, [`Error::Argument`] when no rank has a device of that name or the ranks are no such ranks
+/// (of one host, for `shm`), and [`Error::Ended`], with the same words and exit code, on the others.
 pub fn connect(rendezvous: &mut dyn Rendezvous, secret: &Secret, options: &Options) -> Result<Connected> {
     let (tcp, places) = tcp::endpoint(rendezvous, secret, &options.tcp)?;
     let tcp = Arc::new(tcp);
@@ -98,7 +102,7 @@ fn join(
     // Each rank chooses for its pairs by what all know, and all see that both ends of each chose alike.
     let choose = |peer| match peer == rank {
         true => Ok((Transport::Tcp, Vec::new())),
-        false => ladder::choose(&options.choice, hosts.share(rank, peer), rdma.joins(rank, peer)),
+        false => ladder::choose(&options.choice, hosts.share(rank, peer), rdma.joins(rank, peer, &hosts)),
     };
     let rungs: Vec<std::result::Result<Rung, String>> = (0..size).map(choose).collect();
     let refused = rungs.iter().enumerate().find_map(|(peer, rung)| {
@@ -109,9 +113,8 @@ fn join(
         None => Ok(rungs.iter().flatten().map(|(over, _)| *over as u8).collect()),
     };
     let all = gather(rendezvous, &mine)?;
-    if let Some(why) = mine.as_ref().err().or_else(|| all.iter().find_map(|r| r.as_ref().err())) {
-        let remedy = "see `hpl-run doctor`, or leave the choice open (auto)";
-        return Err(Error::argument("fabric", &options.choice, why, remedy));
+    if let Some((first, why)) = all.iter().enumerate().find_map(|(r, told)| Some((r, told.as_ref().err()?))) {
+        return Err(refusal(&options.choice, rank, (first, why), rdma.why.as_ref()));
     }
     for (peer, theirs) in all.iter().enumerate() {
         let (theirs, ours) = (theirs.as_ref().map(|t| t.get(rank)), mine.as_ref().map(|m| m.get(peer)));
@@ -125,6 +128,23 @@ fn join(
     let steps =
         steps.map(|(peer, instead_of)| Step { peer, over: overs[peer], link: fabric.link(peer), instead_of });
     Ok(Connected { steps: steps.collect(), fabric, alarm: tcp.alarm() })
+}
+
+/// What was asked for by name and cannot be had, on every rank in the same words; the rank whose fault it is has failed, and
+/// the others only pass on what it says. `first`: the first rank that it does not join to another, and why.
+fn refusal(choice: &Choice, me: usize, (first, why): (usize, &str), rdma: Option<&Cause>) -> Error {
+    let leave = "see `hpl-run doctor`, or leave the choice open (auto)";
+    let (of, error) = match rdma {
+        Some(cause) if !cause.is_misnamed => {
+            let what = format!("fabric: {choice}: {why}");
+            (cause.rank, Error::Resources { what, remedy: format!("{}\n    {leave}", cause.remedy) })
+        }
+        _ => (rdma.map_or(first, |cause| cause.rank), Error::argument("fabric", choice, why, leave)),
+    };
+    match of == me {
+        true => error,
+        false => Error::Ended { code: error.exit_code(), message: error.to_string() },
+    }
 }
 
 /// Who is on which host, and shares memory there.
@@ -148,6 +168,11 @@ impl Hosts {
         let may = matches!(options.choice, Choice::Auto | Choice::Shm) && groups.iter().any(|g| g.len() > 1);
         let met = if may { Some(meet(rendezvous, secret, &groups[rank])?) } else { None };
         Ok(Hosts { places, met, given_up: vec![None; size] })
+    }
+
+    /// `rank 1 (mac-b)`.
+    fn name(&self, rank: usize) -> String {
+        format!("rank {rank} ({})", self.places[rank].host)
     }
 
     fn share(&self, a: usize, b: usize) -> std::result::Result<(), Why> {
@@ -177,7 +202,44 @@ struct Rdma {
     /// Whether the user has named devices.
     are_named: bool,
     /// Why it joins nobody.
-    why: Option<String>,
+    why: Option<Cause>,
+}
+
+/// What a rank failed with when RDMA was to join it.
+#[derive(Clone)]
+struct Cause {
+    /// The rank.
+    rank: usize,
+    /// In one line, with the rank's name and its host's.
+    text: String,
+    /// What to do.
+    remedy: String,
+    /// Whether the user has named a device that no rank has.
+    is_misnamed: bool,
+}
+
+/// What a rank tells of its failure.
+#[derive(Serialize, Deserialize)]
+struct Failed {
+    what: String,
+    remedy: String,
+    /// Whether another rank's is the cause.
+    follows: bool,
+    /// The device that was named and is not there.
+    missing: Option<String>,
+}
+
+impl Failed {
+    fn of(error: &Error) -> Failed {
+        let missing = match error {
+            Error::Argument { value, .. } => Some(value.clone()),
+            _ => None,
+        };
+        let text = error.to_string();
+        let (what, remedy) = text.split_once('\n').unwrap_or((&text, "run again"));
+        let (what, remedy) = (what.to_owned(), remedy.trim_start().to_owned());
+        Failed { what, remedy, follows: error.is_consequence(), missing }
+    }
 }
 
 impl Rdma {
@@ -204,15 +266,15 @@ impl Rdma {
             let store = Arc::clone(shm.space().store());
             Box::new(move |bytes| store.alloc(bytes)) as Source
         });
-        let first = Rdma::attempt(rendezvous, tcp, &options, source)?;
+        let first = Rdma::attempt(rendezvous, tcp, &options, source, hosts)?;
         let Some(why) = first.why.clone().filter(|_| anyone_shares) else { return Ok(first) };
-        let second = Rdma::attempt(rendezvous, tcp, &options, None)?;
+        let second = Rdma::attempt(rendezvous, tcp, &options, None, hosts)?;
         if second.why.is_some() {
             return Ok(first);
         }
         let is_joined = second.verbs.as_ref().is_some_and(|v| neighbours(rank).any(|peer| v.joins(peer)));
         for (rank, is_joined) in gather(rendezvous, &is_joined)?.into_iter().enumerate() {
-            hosts.given_up[rank] = is_joined.then(|| why.clone());
+            hosts.given_up[rank] = is_joined.then(|| why.text.clone());
         }
         if is_joined {
             *shm = None;
@@ -226,34 +288,40 @@ impl Rdma {
         tcp: &Arc<tcp::Endpoint>,
         options: &verbs::Options,
         source: Option<Source>,
+        hosts: &Hosts,
     ) -> Result<Rdma> {
         let control = Arc::clone(tcp) as Arc<dyn Fabric>;
         let made = Verbs::connect_over(rendezvous, control, options, source);
-        let told = match &made {
-            Ok(verbs) => Ok(!verbs.usage().1.is_empty()),
-            Err(e) => Err((e.to_string(), e.is_consequence())),
-        };
+        let told = made.as_ref().map(|verbs| !verbs.usage().1.is_empty()).map_err(Failed::of);
         let all = gather(rendezvous, &told)?;
-        let whys = || all.iter().enumerate().filter_map(|(rank, told)| Some((rank, told.as_ref().err()?)));
-        let cause = whys().find(|(_, (_, follows))| !follows).or_else(|| whys().next());
-        if let Some((rank, (text, _))) = cause {
-            let why = Some(format!("rank {rank}: {text}"));
+        let failed = || all.iter().enumerate().filter_map(|(rank, told)| Some((rank, told.as_ref().err()?)));
+        if let Some((rank, failed)) = failed().find(|(_, f)| !f.follows).or_else(|| failed().next()) {
+            let is_misnamed = match &failed.missing {
+                Some(name) => !gather(rendezvous, &verbs::has(name, options))?.contains(&true),
+                None => false,
+            };
+            let text = format!("{}: {}", hosts.name(rank), failed.what);
+            let why = Some(Cause { rank, text, remedy: failed.remedy.clone(), is_misnamed });
             return Ok(Rdma { why, ..Rdma::default() });
         }
-        let equipped = all.iter().map(|told| *told == Ok(true)).collect();
+        let equipped = all.iter().map(|told| matches!(told, Ok(true))).collect();
         Ok(Rdma { verbs: Some(made?), equipped, are_named: options.devices != Devices::All, why: None })
     }
 
-    fn joins(&self, rank: usize, peer: usize) -> std::result::Result<(), Why> {
+    fn joins(&self, rank: usize, peer: usize, hosts: &Hosts) -> std::result::Result<(), Why> {
         if let Some(why) = &self.why {
-            return Err(Why::new(why, true));
+            return Err(Why::new(&why.text, true));
         }
         let Some(verbs) = &self.verbs else { return Err(Why::new("it was not tried", false)) };
         if verbs.joins(peer) {
             return Ok(());
         }
-        let why = verbs.left_out().iter().find(|left| left.rank == peer).map(|left| left.why.as_str());
         let is_expected = self.are_named || self.equipped[rank] || self.equipped[peer];
-        Err(Why::new(why.unwrap_or("it does not join them"), is_expected))
+        let why = match verbs.left_out().iter().find(|left| left.rank == peer) {
+            Some(LeftOut { of: Some(of), why, .. }) => format!("{}: {why}", hosts.name(*of)),
+            Some(LeftOut { why, .. }) => why.clone(),
+            None => "it does not join them".into(),
+        };
+        Err(Why::new(why, is_expected))
     }
 }

@@ -68,11 +68,21 @@ pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
     match (nics.is_empty(), why) {
         (false, _) => Ok(nics),
         (true, Some(refusal)) => Err(refusal.into()),
+        (true, None) if wanted.is_some() => Err(Error::Resources {
+            what: format!("no RDMA device is named for rank {rank}"),
+            remedy: "name its devices (hostfile, FULMEN_DEVICES), or use --fabric tcp".into(),
+        }),
         (true, None) => Err(Error::Resources {
             what: format!("{} lists no RDMA device for rank {rank}", library.name),
             remedy: Trouble::NotEnabled.remedy().into(),
         }),
     }
+}
+
+/// Whether this machine has a device of this name; no library, no device.
+pub fn has(name: &str, options: &Options) -> bool {
+    let library = options.library.as_ref().map_or_else(Library::find, |path| Library::open(path));
+    library.is_ok_and(|library| list(library).is_ok_and(|all| all.iter().any(|d| d.name == name)))
 }
 
 /// A device, as its rank tells the others.
@@ -137,6 +147,53 @@ pub fn cables(a: usize, b: usize, ports: &[&[Port]], devices: &Devices) -> Vec<(
     found
 }
 
+/// Why no port of rank `a` is joined to one of rank `b`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Apart {
+    /// Whose fault it is, where it is one rank's.
+    pub of: Option<usize>,
+    /// What is missing.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// Why [`cables`] finds none.
+pub fn apart(a: usize, b: usize, ports: &[&[Port]], devices: &Devices) -> Apart {
+    if let Devices::Matrix(_) = devices {
+        let what = format!("the device matrix names no cable between ranks {a} and {b}");
+        return Apart {
+            of: None,
+            what,
+            remedy: "name the devices of both ends in it, or use --fabric tcp".into(),
+        };
+    }
+    let unaddressed = [a, b].into_iter().find_map(|rank| {
+        let port = ports[rank].iter().find(|p| p.is_thunderbolt && p.ipv4().is_none())?;
+        Some((rank, port.name.as_str()))
+    });
+    match unaddressed {
+        Some((rank, device)) => {
+            let interface = device.strip_prefix("rdma_").unwrap_or(device);
+            Apart {
+                of: Some(rank),
+                what: format!("{device} has no IPv4 address, by which the other end of its cable is found"),
+                remedy: format!(
+                    "give its interface one (`ifconfig {interface} inet ADDRESS/30`), in the network of the other end; \
+                     after a restart or a new cable the system assigns one within a minute"
+                ),
+            }
+        }
+        None => Apart {
+            of: None,
+            what: format!("no RDMA device of rank {a} is joined to one of rank {b}"),
+            remedy: "see that a cable joins the two, and that its ends have IPv4 addresses in a network of their own \
+                     (/30), or name the devices (a device matrix)"
+                .into(),
+        },
+    }
+}
+
 /// Whether two ports have an IPv4 network to themselves, as the two ends of a cable do. Ranks of one host share its ports.
 fn are_alone(x: &Port, y: &Port, ports: &[&[Port]]) -> bool {
     let (Some(x), Some(y)) = (x.ipv4(), y.ipv4()) else { return false };
@@ -196,6 +253,22 @@ mod tests {
             [vec![port("a", [10, 1, 1, 1])], vec![port("a", [10, 1, 1, 1])], vec![port("a", [10, 1, 1, 2])]];
         assert_eq!(joined(&all, 0, 1), []);
         assert_eq!((joined(&all, 0, 2), joined(&all, 1, 2)), (vec![(0, 0)], vec![(0, 0)]));
+    }
+
+    #[test]
+    fn whose_device_lacks_an_address_is_told() {
+        let bare = |name: &str| Port { gids: vec![], ..port(name, [0; 4]) };
+        let all =
+            [vec![port("rdma_en2", [10, 1, 1, 1])], vec![bare("rdma_en10")], vec![port("x", [10, 1, 9, 1])]];
+        let ports: Vec<&[Port]> = all.iter().map(Vec::as_slice).collect();
+        assert!(cables(0, 1, &ports, &Devices::All).is_empty());
+        for (a, b) in [(0, 1), (1, 2)] {
+            let told = apart(a, b, &ports, &Devices::All);
+            assert_eq!(told.of, Some(1));
+            assert!(told.what.starts_with("rdma_en10 has no IPv4 address"), "{told:?}");
+            assert!(told.remedy.contains("`ifconfig en10 inet"), "{told:?}");
+        }
+        assert_eq!(apart(0, 2, &ports, &Devices::All).of, None);
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub struct Verbs {
 /// already: it tells of lost ranks and ended jobs, which verbs cannot.
 ///
 /// # Errors
-/// [`Error::Argument`] when devices are not there or join not all ranks, [`Error::Resources`] with a remedy when a device
-/// refuses, [`Error::Aborted`] when another rank met such an error.
+/// [`Error::Argument`] when a device that is named is not there, [`Error::Resources`] with a remedy when a device refuses or
+/// devices join not all ranks, [`Error::Aborted`] when another rank met such an error.
 pub fn connect(
     rendezvous: &mut dyn Rendezvous,
     control: Arc<dyn Fabric>,
@@ -77,16 +77,13 @@ impl Verbs {
         let mut left_out = Vec::new();
         if size > 1 {
             let nics = nics.as_mut().map_err(|e| e.clone());
-            let (joined, unjoined) = links::connect(rendezvous, nics, &arena, options)?;
+            let (joined, unjoined) = links::connect(rendezvous, nics, absent, &arena, options)?;
             for link in joined {
                 let checksums = options.checksums.unwrap_or(link.service == Service::Uc);
                 let rank = link.peer;
                 peers[rank] = Some(Peer::new(link, checksums));
             }
             left_out = unjoined;
-        }
-        if let Some(why) = absent {
-            left_out.iter_mut().for_each(|left| left.why.clone_from(&why));
         }
         let beat = (options.bounds.silence / 8).clamp(Duration::from_millis(20), Duration::from_millis(500));
         let has_peers = peers.iter().any(Option::is_some);
@@ -185,7 +182,8 @@ impl Fabric for Verbs {
     fn alloc(&self, bytes: usize) -> Result<Arc<Memory>> {
         let mut state = self.shared.lock();
         let engine = &mut state.engine;
-        links::take(&engine.arena, &mut engine.nics, bytes)
+        let memory = links::take(&engine.arena, &mut engine.nics, bytes);
+        memory.map_err(|error| self.shared.own(error))
     }
 
     fn arm(&self, lane: Lane, from: usize, memory: &Arc<Memory>, range: Range<usize>) -> Result<u64> {

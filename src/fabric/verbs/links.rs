@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Options;
 use super::arena::Arena;
-use super::devices::{self, Port};
+use super::devices::{self, Apart, Port};
 use super::nic::{Nic, QpId, Service};
 use super::proof::{self, Draft, Side, Way};
 use super::protocol::wire::SLOT;
@@ -34,6 +34,8 @@ pub struct Offer {
     wanted: Option<u8>,
     /// Peers that are reached otherwise.
     without: Vec<usize>,
+    /// Why it has no device that works, if it has none.
+    absent: Option<String>,
 }
 
 /// A data queue pair.
@@ -64,8 +66,18 @@ pub struct Link {
 pub struct LeftOut {
     /// The rank.
     pub rank: usize,
+    /// The rank whose devices the reason is about, where it is about one's.
+    pub of: Option<usize>,
     /// The reason, for a report.
     pub why: String,
+}
+
+/// A pair of which nothing was proved.
+struct Dead {
+    peer: usize,
+    /// The end whose device has refused; this one when neither has.
+    of: usize,
+    refusal: Refusal,
 }
 
 fn code_of(way: (Service, Mode)) -> u8 {
@@ -106,10 +118,12 @@ pub fn gather<T: Serialize + for<'a> Deserialize<'a>>(
     Ok(values)
 }
 
-/// Connects this rank to the others over `nics`; those that it is not joined to come second.
+/// Connects this rank to the others over `nics`; those that it is not joined to come second. `absent`: why there are no
+/// `nics`, where that is no error.
 pub fn connect(
     rendezvous: &mut dyn Rendezvous,
     nics: Result<&mut Vec<Nic>>,
+    absent: Option<String>,
     arena: &Arc<Arena>,
     options: &Options,
 ) -> Result<(Vec<Link>, Vec<LeftOut>)> {
@@ -117,7 +131,7 @@ pub fn connect(
     let (nics, offer) = match nics {
         Ok(nics) => {
             let (wanted, without) = (options.way.map(code_of), options.without.clone());
-            let offer = Offer { wanted, without, ..Offer::of(nics, options.chunk) };
+            let offer = Offer { wanted, without, absent, ..Offer::of(nics, options.chunk) };
             (Some(nics), Ok(offer))
         }
         Err(error) => (None, Err(error)),
@@ -134,35 +148,67 @@ pub fn connect(
             break;
         }
     }
-    let dead = sides.iter().filter(|side| !side.is_proved()).map(|side| (side.peer, refusal(nics, side)));
-    let dead: Vec<(usize, Refusal)> = dead.collect();
-    let links = match dead.first() {
-        Some((_, refusal)) if options.all_pairs => Err(refusal.clone().into()),
+    let dead = dead(rendezvous, nics, &sides, &offers)?;
+    let links = match dead.iter().find(|dead| dead.of == me) {
+        Some(Dead { refusal, .. }) if options.all_pairs => Err(refusal.clone().into()),
         _ => finish(nics, sides, &offers, options),
     };
     let links = all_or_none(rendezvous, links)?;
-    let why = |rank: usize| match dead.iter().find(|(peer, _)| *peer == rank) {
-        Some((_, refusal)) => refusal.to_string(),
-        None if offers[me].without.contains(&rank) || offers[rank].without.contains(&me) => {
-            "it is reached otherwise".into()
-        }
-        None if offers[rank].ports.is_empty() => "it has no RDMA device that works".into(),
-        None => "no RDMA device of the one is joined to one of the other".into(),
+    let ports: Vec<&[Port]> = offers.iter().map(|o| o.ports.as_slice()).collect();
+    let left_out = |rank: usize| {
+        let absent = || [me, rank].into_iter().find_map(|of| Some((of, offers[of].absent.as_ref()?)));
+        let (of, why) = if let Some(dead) = dead.iter().find(|dead| dead.peer == rank) {
+            (Some(dead.of), dead.refusal.to_string())
+        } else if offers[me].without.contains(&rank) || offers[rank].without.contains(&me) {
+            (None, "it is reached otherwise".into())
+        } else if let Some((of, why)) = absent() {
+            (Some(of), why.clone())
+        } else {
+            let apart = devices::apart(me.min(rank), me.max(rank), &ports, &options.devices);
+            (apart.of, format!("{}\n    {}", apart.what, apart.remedy))
+        };
+        LeftOut { rank, of, why }
     };
     let unjoined = (0..size).filter(|rank| *rank != me && links.iter().all(|link| link.peer != *rank));
-    let left_out = unjoined.map(|rank| LeftOut { rank, why: why(rank) }).collect();
+    let left_out = unjoined.map(left_out).collect();
     Ok((links, left_out))
 }
 
-/// What keeps a pair from being joined.
-fn refusal(nics: &[Nic], side: &Side) -> Refusal {
-    let of = |draft: &Draft| {
-        let device = format!("{} (to rank {})", nics[draft.nic].name(), side.peer);
-        let dead = Refusal { device: device.clone(), step: Step::WarmUp, number: 0 };
-        draft.refused.clone().map_or(dead, |refusal| Refusal { device, ..refusal })
+/// The pairs of this rank of which nothing was proved. Where the device of one end has refused, that is why; the other end
+/// has only waited for it.
+fn dead(
+    rendezvous: &mut dyn Rendezvous,
+    nics: &[Nic],
+    sides: &[Side],
+    offers: &[Offer],
+) -> Result<Vec<Dead>> {
+    let me = rendezvous.rank();
+    let unproved = || sides.iter().filter(|side| !side.is_proved());
+    let named = |side: &Side, draft: &Draft| {
+        let far = offers[side.peer].ports.get(draft.far).map_or("device", |port| &port.name);
+        format!("{} (to rank {}'s {far})", nics[draft.nic].name(), side.peer)
     };
-    let nothing = || Refusal { device: String::new(), step: Step::WarmUp, number: 0 };
-    side.drafts.iter().find(|d| !d.is_proved).map_or_else(nothing, of)
+    let refused = |side: &Side| {
+        let refused = |d: &Draft| Some(Refusal { device: named(side, d), ..d.refused.clone()? });
+        side.drafts.iter().filter(|d| !d.is_proved).find_map(refused)
+    };
+    let mine: Vec<(usize, Refusal)> = unproved().filter_map(|s| Some((s.peer, refused(s)?))).collect();
+    let all = gather(rendezvous, Ok(mine))?;
+    let told = |of: usize, peer: usize| {
+        let (_, refusal) = all[of].iter().find(|(towards, _)| *towards == peer)?;
+        Some((of, refusal.clone()))
+    };
+    let dead = |side: &Side| {
+        let silent = || {
+            let device =
+                side.drafts.iter().find(|d| !d.is_proved).map_or_else(String::new, |d| named(side, d));
+            (me, Refusal { device, step: Step::WarmUp, number: 0 })
+        };
+        let peer = side.peer;
+        let (of, refusal) = told(me, peer).or_else(|| told(peer, me)).unwrap_or_else(silent);
+        Dead { peer, of, refusal }
+    };
+    Ok(unproved().map(dead).collect())
 }
 
 /// A step that every rank takes: fails everywhere when it fails anywhere.
@@ -180,7 +226,7 @@ impl Offer {
     pub fn of(nics: &[Nic], chunk: usize) -> Self {
         let chunk = chunk.clamp(FRAME, LARGEST_CHUNK) / FRAME * FRAME;
         let ports = nics.iter().map(Port::of).collect();
-        Offer { ports, chunk: chunk as u32, wanted: None, without: Vec::new() }
+        Offer { ports, chunk: chunk as u32, wanted: None, without: Vec::new(), absent: None }
     }
 }
 
@@ -203,15 +249,12 @@ fn plan(
         let (low, high) = (me.min(peer), me.max(peer));
         let joined = devices::cables(low, high, &ports, &options.devices);
         if joined.is_empty() {
-            if !options.all_pairs {
+            let Apart { of, what, remedy } = devices::apart(low, high, &ports, &options.devices);
+            // The rank whose fault it is tells.
+            if !options.all_pairs || of.is_some_and(|rank| rank != me) {
                 continue;
             }
-            return Err(Error::argument(
-                "devices",
-                format!("rank {me} to rank {peer}"),
-                "no RDMA device of the one is joined to one of the other",
-                "name the devices (a device matrix), or use --fabric tcp",
-            ));
+            return Err(Error::Resources { what, remedy });
         }
         let mine = |(a, b): (usize, usize)| if me == low { (a, b) } else { (b, a) };
         let thunderbolt =

@@ -26,6 +26,7 @@ pub mod trouble;
 
 pub(super) use arena::Source;
 pub use devices::Devices;
+pub(super) use devices::has;
 pub use endpoint::{Verbs, connect};
 pub use engine::Moved;
 pub use ffi::{Absent, LIBRARY_VARIABLE, Library};

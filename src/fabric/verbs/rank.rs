@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::engine::{Broken, Engine, Peer};
+use super::links::Cable;
 use super::protocol::{Fault, Pair};
-use super::trouble::Trouble;
+use super::trouble::{Refusal, Trouble};
 use crate::error::{Error, Loss, Result};
 use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, rules};
 
@@ -51,15 +52,25 @@ pub fn describe(engine: &Engine, peer: &Peer) -> String {
     format!("{:?} {:?} over {}", link.service, link.mode, devices(engine, peer)).to_lowercase()
 }
 
-/// The device of a cable to a peer.
-fn device<'a>(engine: &'a Engine, peer: &Peer, cable: usize) -> &'a str {
-    engine.nics[peer.link.cables[cable].nic].name()
+/// The own device of a cable to a peer.
+fn device(engine: &Engine, peer: usize, cable: usize) -> &str {
+    let cable = engine.peers[peer].as_ref().and_then(|p| p.link.cables.get(cable));
+    cable.map_or("", |c| engine.nics[c.nic].name())
 }
 
 /// The devices that join a peer: `rdma_en2, rdma_en3`.
 fn devices(engine: &Engine, peer: &Peer) -> String {
     let names: Vec<&str> = peer.link.cables.iter().map(|c| engine.nics[c.nic].name()).collect();
     names.join(", ")
+}
+
+/// The cables to a peer, each from its device to ours: `verbs rdma_en10 to rdma_en01`.
+fn from_peer(engine: &Engine, peer: &Peer, cable: Option<usize>) -> String {
+    let ends = |c: &Cable| format!("{} to {}", c.far, engine.nics[c.nic].name());
+    let one = cable.and_then(|i| peer.link.cables.get(i));
+    let names: Vec<String> =
+        one.map_or_else(|| peer.link.cables.iter().map(ends).collect(), |c| vec![ends(c)]);
+    format!("verbs {}", names.join(", "))
 }
 
 /// What does not move on by itself: cable and number of a chunk.
@@ -183,11 +194,12 @@ impl Shared {
 
     fn lost(&self, state: &State, rank: usize, loss: Loss, after: Duration, owed: &str) -> Error {
         let sep = if state.activity.is_empty() || owed.is_empty() { "" } else { ", " };
-        let link = state.engine.peers[rank].as_ref().map(|p| devices(&state.engine, p)).unwrap_or_default();
+        let link = state.engine.peers[rank].as_ref();
+        let link = link.map_or("verbs".into(), |p| from_peer(&state.engine, p, None));
         Error::PeerLost {
             rank,
             host: self.control.host(rank),
-            link: format!("verbs {link}"),
+            link,
             loss,
             after,
             waiting_for: format!("{}{sep}{owed}", state.activity),
@@ -200,31 +212,26 @@ impl Shared {
         match broken {
             Broken::Fault(rank, Fault::Corrupt(cable, what)) => {
                 let peer = state.engine.peers[rank].as_ref();
-                let link = match (peer, cable) {
-                    (Some(peer), Some(i)) => {
-                        let cable = &peer.link.cables[i];
-                        format!("verbs {} to {}", state.engine.nics[cable.nic].name(), cable.far)
-                    }
-                    (Some(peer), None) => format!("verbs {}", devices(&state.engine, peer)),
-                    (None, _) => "verbs".into(),
-                };
+                let link = peer.map_or("verbs".into(), |p| from_peer(&state.engine, p, cable));
                 Error::Corrupt { what, rank, host: self.control.host(rank), link, by: self.rank }
             }
             Broken::Fault(rank, Fault::TooLong { lane, put, len, room }) => Error::Internal(format!(
                 "put {put} of rank {rank} to rank {} on the {lane} lane has {len} bytes, but {room} were armed for it",
                 self.rank
             )),
-            Broken::Fault(rank, Fault::Full(_)) => Error::Resources {
-                what: format!("rank {}'s device towards rank {rank}: {}", self.rank, Trouble::QueueFull),
+            Broken::Fault(rank, Fault::Full(cable)) => Error::Resources {
+                what: format!(
+                    "{}: {}",
+                    self.named(device(&state.engine, rank, cable), Some(rank)),
+                    Trouble::QueueFull
+                ),
                 remedy: Trouble::QueueFull.remedy().into(),
             },
             Broken::Fault(rank, Fault::Owed(cable, chunk)) => Error::Resources {
                 what: format!(
-                    "rank {}'s device {} towards rank {rank} ({}), at chunk {chunk}: {}",
-                    self.rank,
-                    state.engine.peers[rank].as_ref().map_or("", |p| device(&state.engine, p, cable)),
-                    self.control.host(rank),
-                    Trouble::Stuck,
+                    "{}, at chunk {chunk}: {}",
+                    self.named(device(&state.engine, rank, cable), Some(rank)),
+                    Trouble::Stuck
                 ),
                 remedy: Trouble::Stuck.remedy().into(),
             },
@@ -239,8 +246,32 @@ impl Shared {
                 }
                 self.lost(state, rank, Loss::Silent, since.elapsed(), "")
             }
-            Broken::Refused(_, refusal) => refusal.into(),
+            Broken::Refused(towards, refusal) => self.refused(refusal, towards),
         }
+    }
+
+    /// A device's refusal, with rank and host of the device: every Mac has an `rdma_en5`.
+    fn refused(&self, refusal: Refusal, towards: Option<usize>) -> Error {
+        let device = self.named(&refusal.device, towards);
+        Refusal { device, ..refusal }.into()
+    }
+
+    /// What this rank lacks, with its name and its host's.
+    pub fn own(&self, error: Error) -> Error {
+        match error {
+            Error::Resources { what, remedy } => {
+                let what = format!("rank {} ({}): {what}", self.rank, self.control.host(self.rank));
+                Error::Resources { what, remedy }
+            }
+            other => other,
+        }
+    }
+
+    /// `rank 0's device rdma_en01 (mac-a) towards rank 1 (mac-b)`.
+    fn named(&self, device: &str, towards: Option<usize>) -> String {
+        let host = |rank| self.control.host(rank);
+        let to = towards.map_or(String::new(), |rank| format!(" towards rank {rank} ({})", host(rank)));
+        format!("rank {}'s device {device} ({}){to}", self.rank, host(self.rank))
     }
 
     fn broken(&self, state: &mut State, what: String) -> Error {

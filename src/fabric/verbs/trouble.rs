@@ -169,7 +169,7 @@ troubles! {
         => "run again; when it stays, restart this machine, or use --fabric tcp";
     /// A length error.
     FrameMismatch: "the device saw lengths that do not match, or too many messages of several frames under way"
-        => "use chunks of 4 KiB (chunk = 4096) or a smaller window, and update both machines to the same system build";
+        => "update both machines to the same system build and run again; when it stays, use --fabric tcp, and test the cable with `hpl-run doctor`";
     /// A direction carries nothing.
     DeadDirection: "the new connection carries nothing in one direction"
         => "it was made anew several times: reseat the cable, then restart both machines";
@@ -237,7 +237,7 @@ impl Trouble {
 }
 
 /// A device's refusal.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Refusal {
     /// The device.
     pub device: String,
@@ -264,18 +264,34 @@ impl Refusal {
     }
 }
 
+impl Refusal {
+    /// What was refused and, where it is known, why.
+    pub fn what(&self) -> String {
+        let Refusal { device, step, number } = self;
+        let number = match step {
+            // A port's state, or nothing: no error number.
+            _ if *number == 0 => String::new(),
+            Step::WarmUp | Step::Address | Step::Port => String::new(),
+            Step::Completion | Step::Several | Step::RoundTrip | Step::Stream => {
+                format!(" with status {number}")
+            }
+            _ => format!(" with error {number}"),
+        };
+        let cause = self.trouble().map_or(String::new(), |trouble| format!(": {trouble}"));
+        format!("{device}: {step} failed{number}{cause}")
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        self.trouble().map_or("see `hpl-run doctor`, or use --fabric tcp", Trouble::remedy)
+    }
+}
+
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Refusal { device, step, number } = self;
-        match step {
-            Step::Completion | Step::Several | Step::RoundTrip | Step::Stream => {
-                write!(f, "{device}: {step} failed with status {number}")?
-            }
-            Step::WarmUp | Step::Address => write!(f, "{device}: {step} failed")?,
-            _ => write!(f, "{device}: {step} failed with error {number}")?,
-        }
+        f.write_str(&self.what())?;
         match self.trouble() {
-            Some(trouble) => write!(f, ": {trouble}\n    {}", trouble.remedy()),
+            Some(trouble) => write!(f, "\n    {}", trouble.remedy()),
             None => Ok(()),
         }
     }
@@ -285,18 +301,7 @@ impl std::error::Error for Refusal {}
 
 impl From<Refusal> for crate::Error {
     fn from(refusal: Refusal) -> Self {
-        let number = refusal.number;
-        let (what, remedy) = match refusal.trouble() {
-            Some(trouble) => (
-                format!("{}: {} failed with {number}: {}", refusal.device, refusal.step, trouble.cause()),
-                trouble.remedy().to_owned(),
-            ),
-            None => (
-                format!("{}: {} failed with {number}", refusal.device, refusal.step),
-                "see `hpl-run doctor`, or use --fabric tcp".to_owned(),
-            ),
-        };
-        crate::Error::Resources { what, remedy }
+        crate::Error::Resources { what: refusal.what(), remedy: refusal.remedy().into() }
     }
 }
 
@@ -342,5 +347,21 @@ mod tests {
             text.starts_with("rdma_en3: connecting a queue pair") && text.ends_with("restart this machine"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_is_no_error_number_is_not_told_as_one() {
+        let what = |step, number| Refusal { device: "rdma_en5".into(), step, number }.what();
+        assert!(
+            what(Step::AllocPd, 0)
+                .starts_with("rdma_en5: allocating a protection domain failed: the device has")
+        );
+        assert!(
+            what(Step::Port, 1).starts_with("rdma_en5: asking for the port's state failed: the port is down")
+        );
+        assert!(
+            what(Step::Completion, 1).contains("moving data failed with status 1: the device saw lengths")
+        );
+        assert_eq!(what(Step::PostSend, 22), "rdma_en5: posting a send failed with error 22");
     }
 }

@@ -29,8 +29,8 @@ pub enum Weight {
 #[derive(Debug, Default)]
 pub struct Evidence {
     failures: Vec<(Weight, u8, String)>,
-    /// In the words of a rank that waited for the one that failed.
-    noticed: Option<String>,
+    /// A rank that waited for the one that failed, and its words.
+    noticed: Option<(String, String)>,
 }
 
 impl Evidence {
@@ -40,8 +40,9 @@ impl Evidence {
     }
 
     /// A rank has noticed the failure of another, before it was told of it: over which link, and what it waited for.
-    pub fn noticed(&mut self, words: &str) {
-        self.noticed.get_or_insert_with(|| words.lines().next().unwrap_or_default().to_string());
+    pub fn noticed(&mut self, who: &str, words: &str) {
+        let first = || words.lines().next().unwrap_or_default().to_string();
+        self.noticed.get_or_insert_with(|| (who.to_string(), first()));
     }
 
     /// The verdict. `started`: whether any rank was; before that all hosts that cannot take part are told.
@@ -60,12 +61,12 @@ impl Evidence {
                 words += &format!("\nand {} more such", rest.len());
             }
         }
-        if let Some(noticed) = self
-            .noticed
-            .as_ref()
-            .filter(|n| matches!(best, Weight::Cause | Weight::HostLost) && !words.contains(*n))
+        // Who only repeats the cause has noticed nothing.
+        if let Some((who, noticed)) = &self.noticed
+            && matches!(best, Weight::Cause | Weight::HostLost)
+            && !words.contains(noticed)
         {
-            words = format!("{words}\n    noticed by {noticed}");
+            words = format!("{words}\n    noticed by {who}: {noticed}");
         }
         Verdict { code, words: Some(words) }
     }

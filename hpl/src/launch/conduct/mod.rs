@@ -223,7 +223,7 @@ impl Conduct {
                     let code = complaint.code.max(1);
                     // Who was told to end says what he was told.
                     if complaint.follows && !complaint.words.is_empty() && !self.is_echo(&complaint.words) {
-                        self.evidence.noticed(&words);
+                        self.evidence.noticed(&self.name(rank), &complaint.words);
                     }
                     self.ranks[rank].complaint = Some(complaint);
                     self.fail(weight, code, words, now)

@@ -131,6 +131,18 @@ fn a_killed_agent_is_told_and_who_noticed() {
     assert_eq!(job.verdict().words.unwrap(), "rank 3 (c, pid 103): no memory");
 }
 
+/// A rank that only passes on another's words may be heard first, and has noticed nothing.
+#[test]
+fn who_repeats_the_cause_is_not_told() {
+    let now = Instant::now();
+    let mut job = running(now);
+    let words = "fabric: verbs: rank 2 (b): rdma_en10: the port is down\n    reseat the cable";
+    assert!(ends(&job.hear(0, failed(0, 3, true, words), now)));
+    job.hear(1, failed(2, 3, false, words), now);
+    let words = Some(format!("rank 2 (b, pid 102): {words}"));
+    assert_eq!(job.verdict(), Verdict { code: 3, words });
+}
+
 #[test]
 fn the_exit_code_is_the_failing_ranks() {
     let now = Instant::now();
