@@ -17,6 +17,7 @@ pub mod hash;
 pub mod interrupt;
 pub mod job;
 pub mod launch;
+pub mod limits;
 pub mod local;
 pub mod machine;
 #[cfg(feature = "mpi")]
@@ -28,6 +29,7 @@ pub mod rank;
 pub mod report;
 pub mod session;
 pub mod settings;
+pub mod stdout;
 pub mod system;
 pub mod units;
 pub mod worker;

@@ -8,9 +8,10 @@ use fulmen_hpl::cli::{Cli, Command};
 use fulmen_hpl::exit::Failure;
 use fulmen_hpl::local::Local;
 use fulmen_hpl::machine::Host;
-use fulmen_hpl::{doctor, job, session, worker};
+use fulmen_hpl::{doctor, job, limits, session, worker};
 
 fn main() -> ExitCode {
+    limits::tell_of_file_sizes();
     if let Some(code) = worker::run_if_asked() {
         return code;
     }

@@ -1,10 +1,10 @@
 //! A whole call of `hpl-run`: read, choose, plan, refuse or run, report, end.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fulmen::Error;
 
@@ -20,9 +20,16 @@ use crate::report::bundle::{self, Bundle};
 use crate::report::file::Target;
 use crate::report::{Job, Outcome, Tally, Verdict, calibration, human, json, links, out};
 use crate::settings::{self, Settings};
+use crate::stdout;
 
 /// Sweeps longer than this tell people only of the failures and the best run.
 const TOLD_ONE_BY_ONE: usize = 4;
+
+/// What names the file of the HPL.out report: a flag, or `HPL.dat`.
+const OUTPUT: &str = "output file";
+
+/// Whoever kills the program takes at most the last runs of this much time from the JSON report.
+const SAVED_EVERY: Duration = Duration::from_secs(1);
 
 /// Processes have this long to end in order after a signal.
 const IN_ORDER: Duration = Duration::from_secs(15);
@@ -72,6 +79,7 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
     if settings.check {
         show(&settings, &plan)?;
         plan.must_fit()?;
+        Reports::try_out(&settings)?;
         return Ok(Status::Passed);
     }
     plan.doubts.iter().for_each(|d| say(format!("hpl-run: warning: {d}")));
@@ -159,6 +167,7 @@ impl Open {
 
 /// What `--check` prints, on stdout.
 fn show(settings: &Settings, plan: &Plan) -> Result<(), Failure> {
+    stdout::must_be_open("the plan")?;
     let mut text = plan.lines().join("\n") + "\n";
     text += &format!("ranks     {} x {} threads\n", settings.ranks, settings.threads);
     for choice in &settings.choices {
@@ -219,10 +228,14 @@ fn solve_all(
 
 /// The reports of a job, as far as they have grown.
 struct Reports {
-    out: Target,
+    /// Until it is complete.
+    out: Option<Target>,
     /// What went to `out`.
     text: Vec<u8>,
+    /// Until it is complete.
     json: Option<Target>,
+    /// When the JSON report so far was last written.
+    saved: Option<Instant>,
     job: Job,
     host: Host,
     outcomes: Vec<Outcome>,
@@ -235,13 +248,20 @@ impl Reports {
         settings.bundle.as_deref().map(bundle::prepare).transpose()?;
         Ok(Reports {
             text: vec![],
-            out: Target::open(&settings.input.sink, "output file")?,
+            out: Some(Target::open(&settings.input.sink, OUTPUT)?),
             json: settings.json.as_ref().map(|sink| Target::open(sink, "--json")).transpose()?,
+            saved: None,
             job: job.clone(),
             host: host.clone(),
             outcomes: vec![],
             checked: settings.input.threshold > 0.0,
         })
+    }
+
+    /// Finds what [`Reports::open`] would not open.
+    fn try_out(settings: &Settings) -> Result<(), Error> {
+        Target::try_out(&settings.input.sink, OUTPUT)?;
+        settings.json.as_ref().map_or(Ok(()), |sink| Target::try_out(sink, "--json"))
     }
 
     fn begin(&mut self, settings: &Settings) -> Result<(), Error> {
@@ -252,15 +272,30 @@ impl Reports {
         let first = self.outcomes.is_empty();
         let written = self.write(|text| out::run(text, &outcome, first));
         self.outcomes.push(outcome);
+        // No reason to end: it may succeed the next time, and if it does not that is told at the end.
+        let _ = self.save();
         written
+    }
+
+    /// What there is of the JSON report, for the case that the program is killed: that writes no more.
+    fn save(&mut self) -> std::io::Result<()> {
+        let Some(json) = &mut self.json else { return Ok(()) };
+        if self.saved.is_some_and(|then| then.elapsed() < SAVED_EVERY) || !json.restart()? {
+            return Ok(());
+        }
+        let runs = crate::units::count(self.outcomes.len(), "run");
+        let reason = format!("ended without a word, after {runs} or more");
+        json::Report::new(&self.job, &self.host, &self.outcomes, Status::Interrupted, &reason).write(json)?;
+        self.saved = Some(Instant::now());
+        json.flush()
     }
 
     /// Adds to the HPL.out report, at once.
     fn write(&mut self, part: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), Error> {
         let begin = self.text.len();
-        let written = part(&mut self.text)
-            .and_then(|()| self.out.write_all(&self.text[begin..]))
-            .and_then(|()| self.out.flush());
+        let Some(out) = &mut self.out else { return Ok(()) };
+        let written =
+            part(&mut self.text).and_then(|()| out.write_all(&self.text[begin..])).and_then(|()| out.flush());
         written.map_err(|e| system("the HPL.out report", &e))
     }
 
@@ -270,14 +305,28 @@ impl Reports {
         tally
     }
 
-    /// All runs are done: the files take their places.
+    /// All runs are done: the files take their places. What cannot is kept beside them, and the others with it.
     fn complete(mut self, settings: &Settings) -> Result<Status, Error> {
+        match self.settle(settings) {
+            Ok(status) => {
+                self.last_words(settings, status);
+                Ok(status)
+            }
+            Err(e) => {
+                let failure = Failure::Error(e.clone());
+                self.break_off(failure.status(), &failure.to_string());
+                Err(e)
+            }
+        }
+    }
+
+    fn settle(&mut self, settings: &Settings) -> Result<Status, Error> {
         let tally = self.tally();
         let status = if tally.failed > 0 { Status::Failed } else { Status::Passed };
-        let reason = sentence(&tally);
         let checked = self.checked;
         self.write(|text| out::tail(text, &tally, checked))?;
-        self.out.complete().map_err(|e| system("the HPL.out report", &e))?;
+        let former = self.out.take().map(Target::complete).transpose();
+        tell_of_former(former.map_err(|e| system("the HPL.out report", &e))?.flatten());
         if let Some(folder) = &settings.bundle {
             let command = std::env::args().collect::<Vec<_>>().join(" ");
             let bundle = Bundle {
@@ -293,11 +342,17 @@ impl Reports {
                 say(format!("hpl-run: {} files are in {}", written.len(), folder.display()));
             }
         }
-        if let Some(mut target) = self.json {
-            let report = json::Report::new(&self.job, &self.host, &self.outcomes, status, &reason);
-            let written = report.write(&mut target).and_then(|()| target.complete());
-            written.map_err(|e| system("the JSON report", &e))?;
+        if let Some(target) = self.json.take() {
+            let report = json::Report::new(&self.job, &self.host, &self.outcomes, status, &sentence(&tally));
+            let written = end_json(&report, target, Target::complete);
+            tell_of_former(written.map_err(|e| system("the JSON report", &e))?);
         }
+        Ok(status)
+    }
+
+    /// What people are told at the end.
+    fn last_words(&self, settings: &Settings, status: Status) {
+        let reason = sentence(&self.tally());
         if !settings.quiet {
             if self.outcomes.len() > TOLD_ONE_BY_ONE {
                 let best = self.outcomes.iter().max_by(|a, b| a.gflops().total_cmp(&b.gflops()));
@@ -316,7 +371,6 @@ impl Reports {
         } else if !settings.quiet && self.outcomes.len() > 1 {
             say(format!("hpl-run: {reason}"));
         }
-        Ok(status)
     }
 
     /// The job ended early: what was reported so far is kept beside the files, which stay as they were.
@@ -324,21 +378,42 @@ impl Reports {
         let n = self.outcomes.len();
         let mut kept = vec![];
         // The first failure was told; that its report cannot be kept either is told briefly.
-        match self.out.keep_partial() {
-            Ok(path) if n > 0 => kept.extend(path),
-            Ok(path) => path.iter().for_each(|p| drop(std::fs::remove_file(p))),
-            Err(e) => say(format!("hpl-run: the report so far is lost: {e}")),
-        }
-        if let Some(mut target) = self.json.take() {
-            let report = json::Report::new(&self.job, &self.host, &self.outcomes, status, reason);
-            match report.write(&mut target).and_then(|()| target.keep_partial()) {
-                Ok(path) => kept.extend(path),
-                Err(e) => say(format!("hpl-run: the JSON report so far is lost: {e}")),
+        if let Some(target) = self.out.take().filter(|_| n > 0) {
+            match target.keep_partial() {
+                Ok(paths) => kept.extend(paths),
+                Err(e) => say(format!("hpl-run: the report so far is not complete: {e}")),
             }
         }
-        for path in kept {
-            say(format!("hpl-run: the report so far is kept in {}", path.display()));
+        if let Some(target) = self.json.take() {
+            let report = json::Report::new(&self.job, &self.host, &self.outcomes, status, reason);
+            match end_json(&report, target, Target::keep_partial) {
+                Ok(paths) => kept.extend(paths),
+                Err(e) => say(format!("hpl-run: the JSON report so far is not complete: {e}")),
+            }
         }
+        for (path, former) in kept {
+            say(format!("hpl-run: the report so far is kept in {}", path.display()));
+            tell_of_former(former);
+        }
+    }
+}
+
+/// Writes the report over what was saved on the way, and ends it so; what cannot be written whole is kept as far as it is.
+fn end_json<T>(
+    report: &json::Report,
+    mut target: Target,
+    end: fn(Target) -> std::io::Result<T>,
+) -> std::io::Result<T> {
+    match target.restart().and_then(|_| report.write(&mut target)) {
+        Ok(()) => end(target),
+        Err(e) => Err(target.keep_partial().err().unwrap_or(e)),
+    }
+}
+
+/// What an earlier job has kept had to make room.
+fn tell_of_former(path: Option<PathBuf>) {
+    if let Some(path) = path {
+        say(format!("hpl-run: warning: what an earlier job had kept is now in {}", path.display()));
     }
 }
 

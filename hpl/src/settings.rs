@@ -20,6 +20,7 @@ use crate::exit::Failure;
 use crate::machine::Host;
 use crate::params::{Input, Sink};
 use crate::plan::Rate;
+use crate::report::file;
 use crate::units;
 
 /// Panels kept ahead at most; deeper look-ahead needs more panel buffers and gains nothing (HPL's TUNING).
@@ -143,6 +144,7 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
         }
     };
     override_with(cli, &mut input, &mut given)?;
+    keep_apart(file.as_deref(), &input.sink, cli.json.as_deref())?;
     let fabric = own_fabric(cli)?;
     if let Some((p, q)) =
         input.grids.iter().find(|(p, q)| p.checked_mul(*q).is_none_or(|all| all > MOST_RANKS))
@@ -194,26 +196,32 @@ fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), 
     if let Some(path) = &cli.output {
         input.sink = if path == Path::new("-") { Sink::Stdout } else { Sink::File(path.clone()) };
     }
-    if cli.json.as_deref() == Some(Path::new("-")) {
-        if input.sink == Sink::Stdout {
-            input.sink = Sink::Stderr;
-        }
-    } else if let (Some(json), Sink::File(report)) = (&cli.json, &input.sink)
-        && place(json) == place(report)
-    {
-        let value = json.display();
-        return Err(Error::argument("--json", value, "the HPL.out report goes there", "name another file"));
+    if cli.json.as_deref() == Some(Path::new("-")) && input.sink == Sink::Stdout {
+        input.sink = Sink::Stderr;
     }
     Ok(())
 }
 
-/// Where a file is or would be, whatever its path looks like.
-fn place(path: &Path) -> PathBuf {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let there = std::fs::canonicalize(path).or_else(|_| {
-        Ok::<_, std::io::Error>(std::fs::canonicalize(folder)?.join(path.file_name().unwrap_or_default()))
-    });
-    there.unwrap_or_else(|_| path.to_path_buf())
+/// No report may replace what is read, or the other one.
+fn keep_apart(file: Option<&Path>, sink: &Sink, json: Option<&Path>) -> Result<(), Error> {
+    let report = if let Sink::File(path) = sink { Some(path.as_path()) } else { None };
+    let json = json.filter(|path| *path != Path::new("-"));
+    let refused = |flag: &str, path: &Path, problem: &str| {
+        Err(Error::argument(flag, path.display(), problem, "nothing was run; name another file"))
+    };
+    for (flag, output) in [("output file", report), ("--json", json)] {
+        if let (Some(output), Some(file)) = (output, file)
+            && file::replaces(output, file)
+        {
+            return refused(flag, output, "the HPL.dat that is run would be replaced by the report");
+        }
+    }
+    match (report, json) {
+        (Some(report), Some(json)) if file::replaces(report, json) || file::replaces(json, report) => {
+            refused("--json", json, "the HPL.out report goes there")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// -P and -Q over the file's grids, and both against --ranks.

@@ -91,3 +91,104 @@ fn the_chosen_size_fits_under_an_address_space_limit() {
         assert!(code == 0 || said.contains("ulimit -v"), "{said}");
     }
 }
+
+const DAT: &str = "t\nt\nself.dat\n8\n1\n40 Ns\n1\n8 NBs\n0\n1\n1\n1\n16.0\n1\n2\n1\n4\n1\n2\n1\n1\n1\n1\n1\n0\n2\n64\n0\n0\n1\n8\n";
+
+fn names(folder: &Path) -> Vec<String> {
+    let name = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().into_string().unwrap();
+    let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
+    names.sort();
+    names
+}
+
+/// A report replaces neither what is read nor the other one, whatever the names.
+#[test]
+fn reports_replace_nothing_that_is_needed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    std::fs::write(file("self.dat"), DAT).unwrap();
+    std::fs::hard_link(file("self.dat"), file("hard")).unwrap();
+    std::os::unix::fs::symlink("self.dat", file("soft")).unwrap();
+    std::fs::write(file("x.partial"), DAT).unwrap();
+    std::os::unix::fs::symlink("later", file("dangling")).unwrap();
+    let before = names(folder.path());
+    for args in [
+        "self.dat",
+        "self.dat --output ./self.dat",
+        "--input self.dat --output - --json self.dat",
+        "self.dat --output hard",
+        "soft --output other --json hard",
+        "x.partial --output x",
+        "-N 40 --output later --json dangling",
+        "-N 40 --output y --json y.partial",
+        "-N 40 --output y.partial --json y",
+    ] {
+        for check in [false, true] {
+            if check && args.contains("--json") {
+                continue;
+            }
+            let args = args.split_whitespace().chain(check.then_some("--check")).collect::<Vec<_>>();
+            let (code, out, err) = call(folder.path(), &args);
+            assert_eq!((code, out.as_str()), (2, ""), "{args:?}: {err}");
+            assert!(err.contains("nothing was run; name another file"), "{err}");
+            assert_eq!(names(folder.path()), before);
+        }
+    }
+    assert_eq!(std::fs::read_to_string(file("self.dat")).unwrap(), DAT);
+    assert_eq!(std::fs::read_to_string(file("x.partial")).unwrap(), DAT);
+}
+
+/// `--check` refuses what the run would, and leaves nothing.
+#[test]
+fn check_tries_the_outputs() {
+    let folder = tempfile::tempdir().unwrap();
+    for (to, code) in [("no/x", 2), (".", 2), ("x", 0)] {
+        let (ended, out, err) = call(folder.path(), &["--check", "-N", "40", "--output", to]);
+        assert_eq!(ended, code, "{to}: {err}");
+        assert!(out.starts_with("1 run") && (code == 0 || err.contains("cannot be written")), "{out}{err}");
+    }
+    assert_eq!(names(folder.path()).len(), 0);
+}
+
+/// Runs a line of a shell, with the program as `$0`.
+#[cfg(target_os = "linux")]
+fn shell(folder: &Path, script: &str) -> (Option<i32>, String) {
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_hpl-run")]).current_dir(folder);
+    let Output { status, stderr, .. } = command.output().unwrap();
+    (status.code(), String::from_utf8_lossy(&stderr).into_owned())
+}
+
+/// `ulimit -f` is told as what it is, whether a report meets it or shared memory.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_limit_of_file_sizes_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let many = "exec $0 -q --threads 1 -N 20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37,38,39";
+    for script in [
+        format!("ulimit -f 8; {many} --output x.out --json x.json"),
+        format!("ulimit -f 2; {many} --output - > x.stdout"),
+        "ulimit -f 2; exec $0 -q -N 40 --threads 1 -P 1 -Q 2 --fabric shm --output -".to_string(),
+    ] {
+        let (code, said) = shell(folder.path(), &script);
+        assert_eq!(code, Some(3), "{script}: {said}");
+        assert!(said.contains("File too large"), "{said}");
+    }
+    assert!(names(folder.path()).contains(&"x.out.partial".to_string()));
+}
+
+/// Who has no stdout gets no report, and is told so.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_closed_stdout_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in ["", "--json -", "--check"] {
+        let (code, said) = shell(folder.path(), &format!("exec $0 -q --threads 1 -N 40 {args} >&-"));
+        assert_eq!(code, Some(3), "{args}: {said}");
+        assert!(said.contains("cannot be written: stdout is closed"), "{said}");
+    }
+    let (code, said) = shell(folder.path(), "exec $0 -q --threads 1 -N 40 --output x >&-");
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    let (code, _) = shell(folder.path(), "exec $0 -q --threads 1 -N 40 1<>/dev/null");
+    assert_eq!(code, Some(0));
+}

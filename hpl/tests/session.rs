@@ -25,6 +25,8 @@ use serde_json::Value;
 struct Textbook {
     solved: usize,
     lost_after: Option<usize>,
+    /// A folder that somebody makes meanwhile.
+    in_the_way: Option<PathBuf>,
     started: bool,
     /// What dgemm is measured at first, and later, in Gflop/s.
     dgemm: Option<[f64; 2]>,
@@ -67,6 +69,7 @@ impl Driver for Textbook {
             });
         }
         self.solved += 1;
+        self.in_the_way.take().iter().for_each(|path| fs::create_dir(path).unwrap());
         let n = run.n;
         let generator = Generator::new(n, run.seed);
         let make = || {
@@ -259,6 +262,42 @@ fn a_lost_rank_leaves_the_old_report_and_a_partial_one() {
     assert_eq!(folder.names(), ["j.json.partial", "out", "out.partial"]);
 }
 
+/// What cannot take its place is kept, and so is the report for programs.
+#[test]
+fn a_folder_in_the_way_of_one_report_costs_none() {
+    let folder = Folder::new();
+    let mut driver = Textbook { in_the_way: Some(folder.path("out")), ..Textbook::default() };
+    assert_eq!(folder.call("-N 20,30 --nb 8", &mut driver), Status::Resources);
+    assert_eq!(folder.names(), ["j.json.partial", "out", "out.partial"]);
+    assert!(folder.read("out.partial").contains("2 tests completed and passed"));
+    let report = folder.json("j.json.partial");
+    assert_eq!((&report["exit"], &report["passed"]), (&3.into(), &2.into()));
+    assert!(report["reason"].as_str().unwrap().contains("out.partial"), "{report}");
+}
+
+/// What an earlier job has kept survives the next one; one that does not begin leaves it where it is.
+#[test]
+fn what_was_kept_is_not_lost() {
+    let folder = Folder::new();
+    for name in ["out.partial", "j.json.partial"] {
+        fs::write(folder.path(name), "hours").unwrap();
+    }
+    let mut lost = Textbook { lost_after: Some(0), ..Textbook::default() };
+    assert_eq!(folder.call("-N 20 --nb 8", &mut lost), Status::PeerLost);
+    // Without a run there is a report for programs alone.
+    assert_eq!(folder.names(), ["j.json.partial", "j.json.partial.1", "out.partial"]);
+    assert_eq!(
+        (folder.read("out.partial"), &folder.json("j.json.partial")["exit"]),
+        ("hours".into(), &4.into())
+    );
+    assert_eq!(folder.call("-N 20 --nb 8", &mut Textbook::default()), Status::Passed);
+    assert_eq!(folder.names(), ["j.json", "j.json.partial.1", "j.json.partial.2", "out", "out.partial.1"]);
+    assert_eq!(
+        (folder.read("out.partial.1"), folder.read("j.json.partial.1")),
+        ("hours".into(), "hours".into())
+    );
+}
+
 /// Nothing is started, touched or left behind when it cannot be.
 #[test]
 fn refusals_come_before_any_work() {
@@ -357,7 +396,7 @@ impl Driver for Slow {
 const SLOW_FOLDER: &str = "FULMEN_TEST_SLOW_FOLDER";
 
 #[test]
-#[ignore = "the child of `ctrl_c_keeps_the_report_so_far`"]
+#[ignore = "the child of `an_end_by_a_signal_keeps_the_report_so_far`"]
 fn slow_child() {
     let Ok(folder) = std::env::var(SLOW_FOLDER) else { return };
     let args = format!("hpl-run --quiet -N 20,30 --nb 8 --output {folder}/out --json {folder}/j.json");
@@ -367,8 +406,8 @@ fn slow_child() {
 }
 
 #[test]
-fn ctrl_c_keeps_the_report_so_far() {
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+fn an_end_by_a_signal_keeps_the_report_so_far() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGKILL] {
         let folder = Folder::new();
         fs::write(folder.path("out"), "old").unwrap();
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
@@ -388,7 +427,9 @@ fn ctrl_c_keeps_the_report_so_far() {
         // The first run is in the report that grows beside the file.
         let grown = || {
             let growing = folder.names().iter().any(|n| n == "out.partial");
-            growing && folder.read("out.partial").contains("PASSED")
+            growing
+                && folder.read("out.partial").contains("PASSED")
+                && folder.read("j.json.partial").ends_with("}\n")
         };
         let begun = Instant::now();
         while !grown() {
@@ -397,10 +438,12 @@ fn ctrl_c_keeps_the_report_so_far() {
         }
         // SAFETY: the child is ours and has not been waited for.
         unsafe { libc::kill(child.id() as libc::pid_t, signal) };
-        assert_eq!(child.wait().unwrap().code(), Some(Status::Interrupted as i32));
+        let code = child.wait().unwrap().code();
+        assert_eq!(code, (signal != libc::SIGKILL).then_some(Status::Interrupted as i32));
         assert_eq!(folder.names(), ["j.json.partial", "out", "out.partial"]);
         assert_eq!(folder.read("out"), "old");
         assert!(folder.read("out.partial").contains("PASSED"));
-        assert_eq!(folder.json("j.json.partial")["exit"], 5);
+        let report = folder.json("j.json.partial");
+        assert_eq!((&report["exit"], &report["passed"]), (&5.into(), &1.into()));
     }
 }

@@ -1,13 +1,19 @@
 //! Files that are never half-written: the text grows beside the file, as `FILE.partial`, and takes its place at the end. A
-//! job that ends early, even one that is killed, leaves what it had written there.
+//! job that ends early, even one that is killed, leaves what it had written there. What an earlier job has left there is
+//! moved to `FILE.partial.1` (or a higher number), not lost.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use fulmen::Error;
 
 use crate::params::Sink;
+use crate::stdout;
+
+/// As many links in a row as Linux follows.
+const MOST_LINKS: usize = 40;
 
 /// Where a report goes.
 #[derive(Debug)]
@@ -28,9 +34,16 @@ pub struct Replacement {
     path: PathBuf,
     partial: PathBuf,
     writer: BufWriter<File>,
-    /// Whether it was not there before, or its former text is gone.
-    ours: bool,
+    former: Option<Former>,
     settled: bool,
+}
+
+/// What an earlier job has left in `FILE.partial`: moved aside, and back if nothing takes its place.
+#[derive(Debug)]
+struct Former {
+    path: PathBuf,
+    /// Locked as long as we write: nobody takes the name `FILE.partial` for this file's.
+    _file: File,
 }
 
 impl Target {
@@ -38,10 +51,10 @@ impl Target {
     /// found here, before any work, and the file that is there now stays as it is.
     ///
     /// # Errors
-    /// [`Error::Argument`], so that the program ends with 2.
+    /// [`Error::Argument`], so that the program ends with 2; [`Error::System`] if it is for a closed stdout.
     pub fn open(sink: &Sink, flag: &str) -> Result<Target, Error> {
         match sink {
-            Sink::Stdout => Ok(Target::Stdout),
+            Sink::Stdout => stdout::must_be_open("the report").map(|()| Target::Stdout),
             Sink::Stderr => Ok(Target::Stderr),
             Sink::File(path) => Target::file(path).map_err(|e| {
                 let remedy = "nothing was run; name a file in a folder that you may write to";
@@ -50,9 +63,22 @@ impl Target {
         }
     }
 
+    /// Whether [`Target::open`] would succeed; nothing stays changed.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_out(sink: &Sink, flag: &str) -> Result<(), Error> {
+        // Who opens a pipe waits for its reader.
+        let straight = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
+        match sink {
+            Sink::File(path) if straight(path) => Ok(()),
+            _ => Target::open(sink, flag).map(drop),
+        }
+    }
+
     fn file(path: &Path) -> io::Result<Target> {
-        // A link stays a link: what it points to is replaced.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        // A link stays a link: what it points to is replaced, or made.
+        let path = place(path)?;
         let existing = fs::metadata(&path).ok();
         match &existing {
             Some(meta) if meta.is_dir() => return Err(io::Error::other("it is a folder")),
@@ -63,40 +89,45 @@ impl Target {
             Some(_) => drop(OpenOptions::new().append(true).open(&path)?),
             None => {}
         }
-        let mut name =
-            path.file_name().ok_or_else(|| io::Error::other("it is no file's name"))?.to_os_string();
-        name.push(".partial");
-        let partial = path.with_file_name(name);
-        let ours = !partial.exists();
-        // What a former job has left stays until there is something new.
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&partial)?;
-        if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            return Err(io::Error::other(format!("another job is writing {}", partial.display())));
-        }
+        let partial = beside(&path, ".partial");
+        let (file, former) = begin(&partial)?;
+        let mut replacement =
+            Replacement { path, partial, writer: BufWriter::new(file), former, settled: false };
         if let Some(meta) = existing {
-            file.set_permissions(meta.permissions())?;
+            replacement.writer.get_mut().set_permissions(meta.permissions())?;
         }
-        let writer = BufWriter::new(file);
-        Ok(Target::File(Replacement { path, partial, writer, ours, settled: false }))
+        Ok(Target::File(replacement))
     }
 
-    /// The report is complete: the file takes its place.
+    /// Takes back what was written, where that can be: a file begins anew. Returns whether it could.
     ///
     /// # Errors
     /// Of the file system.
-    pub fn complete(self) -> io::Result<()> {
+    pub fn restart(&mut self) -> io::Result<bool> {
+        let Target::File(file) = self else { return Ok(false) };
+        file.writer.rewind()?; // what is buffered is written first
+        file.writer.get_ref().set_len(0)?;
+        Ok(true)
+    }
+
+    /// The report is complete: the file takes its place. Returns where the partial report of an earlier job, which was
+    /// in the way, is now.
+    ///
+    /// # Errors
+    /// Of the file system; what was written is then still in `FILE.partial`.
+    pub fn complete(self) -> io::Result<Option<PathBuf>> {
         match self {
             Target::File(file) => file.complete(),
-            mut other => other.flush(),
+            mut other => other.flush().map(|()| None),
         }
     }
 
     /// The job failed: what was written is kept as `FILE.partial`, and the file that was there before
-    /// stays. Returns the partial file's path.
+    /// stays. Returns the partial file's path, and where that of an earlier job is now.
     ///
     /// # Errors
-    /// Of the file system.
-    pub fn keep_partial(self) -> io::Result<Option<PathBuf>> {
+    /// Of the file system; the beginning of what was written is then in `FILE.partial`.
+    pub fn keep_partial(self) -> io::Result<Option<(PathBuf, Option<PathBuf>)>> {
         match self {
             Target::File(file) => file.keep_partial().map(Some),
             mut other => other.flush().map(|()| None),
@@ -105,36 +136,125 @@ impl Target {
 }
 
 impl Replacement {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if !self.ours {
-            self.writer.get_ref().set_len(0)?;
-            self.ours = true;
-        }
-        self.writer.write(bytes)
+    fn complete(mut self) -> io::Result<Option<PathBuf>> {
+        self.settled = true;
+        let written = self.writer.flush().and_then(|()| self.writer.get_ref().sync_all());
+        written
+            .and_then(|()| fs::rename(&self.partial, &self.path))
+            .map_err(|e| self.still_in_partial(&e))?;
+        Ok(self.former.take().map(|f| f.path))
     }
 
-    fn complete(mut self) -> io::Result<()> {
-        // What cannot be completed is kept as it is.
+    fn keep_partial(mut self) -> io::Result<(PathBuf, Option<PathBuf>)> {
         self.settled = true;
-        self.writer.flush()?;
-        self.writer.get_ref().sync_all()?;
-        fs::rename(&self.partial, &self.path)
+        self.writer.flush().map_err(|e| self.still_in_partial(&e))?;
+        Ok((self.partial.clone(), self.former.take().map(|f| f.path)))
     }
 
-    fn keep_partial(mut self) -> io::Result<PathBuf> {
-        self.settled = true;
-        self.writer.flush()?;
-        Ok(self.partial.clone())
+    fn still_in_partial(&self, e: &io::Error) -> io::Error {
+        io::Error::new(e.kind(), format!("{e}; what could be written is in {}", self.partial.display()))
     }
 }
 
 impl Drop for Replacement {
     fn drop(&mut self) {
-        if !self.settled && self.ours {
-            // Nothing worth keeping: the job ended before its first line.
+        if !self.settled {
+            // Nothing worth keeping: the job ended before its first result.
             let _ = fs::remove_file(&self.partial);
+            if let Some(former) = &self.former {
+                let _ = fs::rename(&former.path, &self.partial);
+            }
         }
     }
+}
+
+/// A new, empty, locked file, and what was in its place. Nothing is written through a link, and nothing is lost.
+fn begin(partial: &Path) -> io::Result<(File, Option<Former>)> {
+    let busy = || io::Error::other(format!("another job is writing {}", partial.display()));
+    let lock = |file: &File| match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(busy()),
+        _ => Ok(()), // some file systems have no locks
+    };
+    let foreign = |what: &str| {
+        let name = partial.display();
+        io::Error::other(format!("{name}, in which it grows, {what}: move that away"))
+    };
+    let mut former = None;
+    match fs::symlink_metadata(partial) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+        Ok(meta) if meta.is_symlink() => return Err(foreign("is a link")),
+        Ok(meta) if !meta.is_file() => return Err(foreign("is no plain file")),
+        Ok(_) => {
+            let file = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(partial)?;
+            lock(&file)?;
+            let (locked, named) = (file.metadata()?, fs::symlink_metadata(partial)?);
+            if (locked.dev(), locked.ino()) != (named.dev(), named.ino()) {
+                return Err(busy());
+            }
+            if locked.nlink() > 1 {
+                return Err(foreign("has a second name"));
+            }
+            if locked.len() == 0 {
+                return Ok((file, None));
+            }
+            let mut aside = (1..1000).map(|i| beside(partial, &format!(".{i}")));
+            let path = aside.find(|path| fs::symlink_metadata(path).is_err());
+            let path = path.ok_or_else(|| foreign("is the thousandth that jobs have left"))?;
+            fs::rename(partial, &path)?;
+            former = Some(Former { path, _file: file });
+        }
+    }
+    let made = OpenOptions::new().write(true).create_new(true).open(partial);
+    match made {
+        Ok(file) => lock(&file).map(|()| (file, former)),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(busy()),
+        Err(e) => {
+            if let Some(former) = former {
+                let _ = fs::rename(former.path, partial);
+            }
+            Err(e)
+        }
+    }
+}
+
+/// Where a file is, or would be made: links are followed, also those that point to nothing.
+fn place(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_path_buf();
+    for _ in 0..MOST_LINKS {
+        if let Ok(there) = fs::canonicalize(&path) {
+            return Ok(there);
+        }
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match fs::read_link(&path) {
+            Ok(target) => path = folder.join(target),
+            Err(_) => {
+                let name = path.file_name().ok_or_else(|| io::Error::other("it is no file's name"))?;
+                return Ok(fs::canonicalize(folder)?.join(name));
+            }
+        }
+    }
+    Err(io::Error::other("its links lead nowhere"))
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(suffix);
+    name.into()
+}
+
+/// Whether two names are of one file, whatever links lead to it. Terminals and `/dev/null` hold no two reports apart,
+/// and need not.
+pub fn same(a: &Path, b: &Path) -> bool {
+    match (fs::metadata(a), fs::metadata(b)) {
+        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()) && !a.file_type().is_char_device(),
+        _ => place(a).is_ok_and(|a| place(b).is_ok_and(|b| a == b)),
+    }
+}
+
+/// Whether writing the report `output` would replace `file`, at once or while it grows.
+pub fn replaces(output: &Path, file: &Path) -> bool {
+    same(output, file) || place(output).is_ok_and(|output| same(&beside(&output, ".partial"), file))
 }
 
 impl Write for Target {
@@ -142,7 +262,7 @@ impl Write for Target {
         match self {
             Target::Stdout => io::stdout().write(bytes),
             Target::Stderr => io::stderr().write(bytes),
-            Target::File(file) => file.write(bytes),
+            Target::File(file) => file.writer.write(bytes),
             Target::Direct(file) => file.write(bytes),
         }
     }
@@ -191,7 +311,8 @@ mod tests {
         fs::write(&path, "old").unwrap();
         let mut target = Target::open(&Sink::File(path.clone()), "--output").unwrap();
         writeln!(target, "half").unwrap();
-        let partial = target.keep_partial().unwrap().unwrap();
+        let (partial, former) = target.keep_partial().unwrap().unwrap();
+        assert_eq!(former, None);
         assert_eq!(fs::read_to_string(partial).unwrap(), "half\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
         assert_eq!(names(folder.path()), ["HPL.out", "HPL.out.partial"]);
@@ -206,7 +327,6 @@ mod tests {
         let partial = folder.path().join("HPL.out.partial");
         fs::write(&partial, "of a former job, and longer").unwrap();
         let mut target = Target::open(&Sink::File(path.clone()), "--output").unwrap();
-        assert_eq!(fs::read_to_string(&partial).unwrap(), "of a former job, and longer");
         // Two jobs do not write into each other's report.
         let error = Target::open(&Sink::File(path.clone()), "--output").unwrap_err().to_string();
         assert!(error.contains("another job is writing"), "{error}");
@@ -214,6 +334,8 @@ mod tests {
         target.flush().unwrap();
         std::mem::forget(target); // as a killed process drops nothing
         assert_eq!(fs::read_to_string(&partial).unwrap(), "new\n");
+        let former = folder.path().join("HPL.out.partial.1");
+        assert_eq!(fs::read_to_string(former).unwrap(), "of a former job, and longer");
     }
 
     #[test]
@@ -224,6 +346,93 @@ mod tests {
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("none/HPL.out: cannot be written: "), "{error}");
         assert!(open(folder.path().to_path_buf()).to_string().contains("it is a folder"));
+    }
+
+    /// Neither a report that succeeds nor one that fails takes what an earlier job has kept; one that does not begin leaves
+    /// all as it was.
+    #[test]
+    fn what_an_earlier_job_has_kept_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("HPL.out");
+        let partial = folder.path().join("HPL.out.partial");
+        let open = || Target::open(&Sink::File(path.clone()), "--output").unwrap();
+        for i in 1..3 {
+            fs::write(&partial, format!("job {i}")).unwrap();
+            drop(open());
+            assert_eq!(fs::read_to_string(&partial).unwrap(), format!("job {i}"));
+            let mut target = open();
+            writeln!(target, "new").unwrap();
+            let aside = folder.path().join(format!("HPL.out.partial.{i}"));
+            let told = if i == 1 {
+                target.complete().unwrap()
+            } else {
+                let (kept, former) = target.keep_partial().unwrap().unwrap();
+                assert_eq!(fs::read_to_string(kept).unwrap(), "new\n");
+                former
+            };
+            assert_eq!(told.unwrap().canonicalize().unwrap(), aside.canonicalize().unwrap());
+            assert_eq!(fs::read_to_string(aside).unwrap(), format!("job {i}"));
+        }
+        assert_eq!(
+            names(folder.path()),
+            ["HPL.out", "HPL.out.partial", "HPL.out.partial.1", "HPL.out.partial.2"]
+        );
+    }
+
+    /// A report grows in no file but its own.
+    #[test]
+    fn nothing_is_written_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        fs::write(file("victim"), "precious").unwrap();
+        let refused = |why: &str| {
+            let error = Target::open(&Sink::File(file("x")), "--output").unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(why), "{error}");
+            assert_eq!(fs::read_to_string(file("victim")).unwrap(), "precious");
+            fs::remove_file(file("x.partial")).unwrap();
+        };
+        std::os::unix::fs::symlink("victim", file("x.partial")).unwrap();
+        refused("x.partial, in which it grows, is a link");
+        std::os::unix::fs::symlink("nothing", file("x.partial")).unwrap();
+        refused("is a link");
+        fs::hard_link(file("victim"), file("x.partial")).unwrap();
+        refused("has a second name");
+        assert_eq!(names(folder.path()), ["victim"]);
+    }
+
+    /// A link stays a link, and what it points to is made.
+    #[test]
+    fn a_link_to_nothing_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        fs::create_dir(file("scratch")).unwrap();
+        std::os::unix::fs::symlink("second", file("first")).unwrap();
+        std::os::unix::fs::symlink("scratch/x", file("second")).unwrap();
+        assert!(same(&file("first"), &file("scratch/x")) && !same(&file("first"), &file("x")));
+        let mut target = Target::open(&Sink::File(file("first")), "--output").unwrap();
+        writeln!(target, "new").unwrap();
+        target.complete().unwrap();
+        assert_eq!(fs::read_to_string(file("scratch/x")).unwrap(), "new\n");
+        assert!(fs::symlink_metadata(file("first")).unwrap().is_symlink());
+        assert_eq!(names(&file("scratch")), ["x"]);
+        std::os::unix::fs::symlink("round", file("round")).unwrap();
+        let error = Target::open(&Sink::File(file("round")), "--output").unwrap_err().to_string();
+        assert!(error.contains("lead nowhere"), "{error}");
+    }
+
+    #[test]
+    fn one_file_is_known_by_all_its_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        fs::write(file("a"), "").unwrap();
+        fs::hard_link(file("a"), file("b")).unwrap();
+        std::os::unix::fs::symlink("b", file("c")).unwrap();
+        assert!(same(&file("a"), &file("c")) && same(&file("new"), &folder.path().join("./new")));
+        assert!(!same(&file("a"), &file("new")) && !same(Path::new("/dev/null"), Path::new("/dev/null")));
+        assert!(
+            replaces(&file("new"), &file("new.partial")) && !replaces(&file("new.partial"), &file("new"))
+        );
     }
 
     #[test]

@@ -1,0 +1,34 @@
+//! Whether there was a standard output when the program began. Later nobody can tell: the standard library puts
+//! `/dev/null` in the place of a closed one, and what is written there is gone without an error.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fulmen::Error;
+
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn look() {
+    // SAFETY: only asks for the flags of a descriptor.
+    let flags = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) };
+    CLOSED.store(flags == -1, Ordering::Relaxed);
+}
+
+// SAFETY: the C library calls what this section points to once, before `main`; `look` needs nothing that is made later.
+#[cfg(target_os = "linux")]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = look;
+
+/// Refuses to write to a standard output that was closed (`>&-`). Known on Linux only; elsewhere it passes.
+///
+/// # Errors
+/// [`Error::System`], with `what` would have been written.
+pub fn must_be_open(what: &str) -> Result<(), Error> {
+    if CLOSED.load(Ordering::Relaxed) {
+        return Err(Error::System {
+            what: format!("{what} cannot be written"),
+            os: "stdout is closed".into(),
+        });
+    }
+    Ok(())
+}
