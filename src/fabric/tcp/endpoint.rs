@@ -213,10 +213,11 @@ impl Endpoint {
         }
     }
 
-    /// Moves bytes until `ready` says so. `each` is asked in between whether it has to end otherwise.
+    /// Moves bytes until `ready` says so, those of the peer that is waited for first. `late` is asked in between whether it has
+    /// to end otherwise.
     fn move_until(
         &self,
-        peer: Option<usize>,
+        waiting: Option<(usize, Lane, u64)>,
         mut ready: impl FnMut(&mut Engine) -> Option<Result<()>>,
         mut late: impl FnMut(&mut Engine, Duration) -> Option<Error>,
     ) -> Result<()> {
@@ -225,15 +226,19 @@ impl Endpoint {
         // Where ranks share cores, sleep at once: what a yield is worth is the scheduler's mood.
         let spins = !self.crowded && self.spins.next();
         let spin = if spins { SPIN } else { Duration::ZERO };
+        let mut first = true;
         loop {
             let mut engine = self.enter();
             engine.taken = true;
-            match peer {
-                Some(peer) => engine.serve(peer),
+            engine.job.set_waiting(waiting);
+            match waiting {
+                Some((peer, ..)) if std::mem::take(&mut first) || slept => engine.serve(peer),
+                Some((peer, ..)) => engine.listen(peer),
                 None => engine.serve_all(),
             }
             if let Some(end) = ready(&mut engine) {
                 engine.taken = false;
+                engine.job.set_waiting(None);
                 self.leave_to_thread(&mut engine);
                 if spins && !slept {
                     self.spins.succeeded();
@@ -254,12 +259,14 @@ impl Endpoint {
             let due = engine.tick();
             if let Some(end) = ready(&mut engine) {
                 engine.taken = false;
+                engine.job.set_waiting(None);
                 self.leave_to_thread(&mut engine);
                 return end;
             }
             if let Some(error) = late(&mut engine, waited) {
                 engine.serve_all();
                 engine.taken = false;
+                engine.job.set_waiting(None);
                 return Err(error);
             }
             let mut fds = engine.fds();
@@ -270,23 +277,17 @@ impl Endpoint {
     }
 
     /// Waits for `peer` to make `ready` come true.
-    fn block(
-        &self,
-        (peer, lane, number): (usize, Lane, u64),
-        mut ready: impl FnMut(&mut Engine) -> bool,
-    ) -> Result<()> {
-        self.shared.lock().job.set_waiting(Some((peer, lane, number)));
-        let end = self.move_until(
-            Some(peer),
+    fn block(&self, waiting: (usize, Lane, u64), mut ready: impl FnMut(&mut Engine) -> bool) -> Result<()> {
+        let peer = waiting.0;
+        self.move_until(
+            Some(waiting),
             |engine| if ready(engine) { Some(Ok(())) } else { engine.job.ended().map(|e| Err(e.clone())) },
             |engine, waited| {
                 let left = engine.job.is_left(peer);
                 let loss = if left { Loss::Gone } else { Loss::Slow };
                 (left || waited > self.bounds.patience).then(|| engine.job.lose(peer, loss, waited))
             },
-        );
-        self.shared.lock().job.set_waiting(None);
-        end
+        )
     }
 
     /// Leaves the job, once what is queued here is on its way.
@@ -419,10 +420,8 @@ impl Fabric for Endpoint {
         let mut engine = self.enter();
         self.check_wait(&mut engine, lane, from, arm)?;
         engine.serve(from);
-        let filled = engine.job.filled(lane, from);
-        if filled.is_some() {
-            engine.job.take(lane, from);
-        } else {
+        let filled = engine.job.take_filled(lane, from);
+        if filled.is_none() {
             engine.flush();
             Self::check(&engine)?;
         }
@@ -433,14 +432,15 @@ impl Fabric for Endpoint {
     fn wait(&self, lane: Lane, from: usize, arm: u64) -> Result<usize> {
         let mut engine = self.enter();
         self.check_wait(&mut engine, lane, from, arm)?;
-        if engine.job.filled(lane, from).is_none() {
-            drop(engine);
-            self.block((from, lane, arm), |engine| engine.job.filled(lane, from).is_some())?;
-            engine = self.enter();
+        let mut filled = engine.job.take_filled(lane, from);
+        drop(engine);
+        if filled.is_none() {
+            self.block((from, lane, arm), |engine| {
+                filled = engine.job.take_filled(lane, from);
+                filled.is_some()
+            })?;
         }
-        let filled = engine.job.filled(lane, from).unwrap_or_default();
-        engine.job.take(lane, from);
-        Ok(filled)
+        Ok(filled.unwrap_or_default())
     }
 
     fn is_done(&self, ticket: Ticket) -> Result<bool> {

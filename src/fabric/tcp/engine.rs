@@ -161,8 +161,8 @@ impl Engine {
         let _ = link.socket.shutdown(Shutdown::Write);
     }
 
-    /// Reads what has come on a connection, and passes on what is for others.
-    fn receive(&mut self, at: usize) {
+    /// Reads what has come on a connection, and passes on what is for others. Returns whether something has.
+    fn receive(&mut self, at: usize) -> bool {
         let mut turn = TURN;
         loop {
             let more = self.receive_some(at, &mut turn);
@@ -174,6 +174,7 @@ impl Engine {
             }
         }
         self.tell();
+        turn < TURN
     }
 
     /// Reads until there is something to pass on. Returns whether there may be more.
@@ -249,6 +250,21 @@ impl Engine {
             self.receive(self.of[peer][turn]);
         }
         self.push(peer);
+    }
+
+    /// [`Engine::serve`] once more: nothing is to be written unless something has come or is left over.
+    pub fn listen(&mut self, peer: usize) {
+        if self.job.is_relay() {
+            self.sweep_if_late();
+        }
+        let mut news = false;
+        for turn in 0..self.of[peer].len() {
+            let at = self.of[peer][turn];
+            news |= self.receive(at) || self.links[at].blocked;
+        }
+        if news {
+            self.push(peer);
+        }
     }
 
     /// Whether the progress thread sleeps and does not know of something that waits until it can be written.

@@ -145,6 +145,13 @@ impl Job {
         self.peers[from].inn.take(lane);
     }
 
+    /// Takes the put that the next wait is for, if it is there: its length.
+    pub fn take_filled(&mut self, lane: Lane, from: usize) -> Option<usize> {
+        let filled = self.filled(lane, from)?;
+        self.take(lane, from);
+        Some(filled)
+    }
+
     /// As [`Outgoing::is_done`].
     pub fn is_done(&self, lane: Lane, to: usize, number: u64) -> Option<bool> {
         self.peers[to].out.is_done(lane, number)
