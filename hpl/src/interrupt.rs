@@ -3,7 +3,11 @@
 //! itself: `launch::signals`.)
 
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use fulmen::Error;
+use fulmen::fabric::Fabric;
 
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
 /// When the first came, in milliseconds of a clock that only goes on.
@@ -63,8 +67,25 @@ pub fn listen() {
     catch(note);
 }
 
+/// What joins this process to the other ranks, and how long it may take to give it back.
+static HELD: Mutex<Option<(Weak<dyn Fabric>, Duration)>> = Mutex::new(None);
+
+/// From now on the other ranks hear of a signal before this process ends by it, and it has `within` to give back what the fabric
+/// holds: the rank's own thread does so at its next call. (A process that ends with RDMA devices in its hands may leave them
+/// unusable until a restart.)
+pub fn gives_back(fabric: Weak<dyn Fabric>, within: Duration) {
+    *HELD.lock().unwrap_or_else(PoisonError::into_inner) = Some((fabric, within));
+}
+
+/// Tells the other ranks. Returns until when to wait for what.
+fn give_back() -> Option<(Weak<dyn Fabric>, Instant)> {
+    let (fabric, within) = HELD.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    fabric.upgrade()?.fail(&Error::Interrupted);
+    Some((fabric, Instant::now() + within))
+}
+
 /// Catches SIGINT, SIGTERM and SIGHUP from now on, and runs `end` on a thread of its own when one comes. `end` keeps what
-/// can be kept; then the program ends with 5.
+/// can be kept; then the program ends with 5, after what is held was given back ([`gives_back`]).
 pub fn watch(end: impl FnOnce() + Send + 'static) {
     catch(note);
     let watcher = std::thread::Builder::new().name("interrupt".to_string());
@@ -73,7 +94,13 @@ pub fn watch(end: impl FnOnce() + Send + 'static) {
         while count() == 0 {
             std::thread::sleep(EVERY);
         }
+        let held = give_back();
         end();
+        if let Some((fabric, until)) = held {
+            while fabric.strong_count() > 0 && Instant::now() < until {
+                std::thread::sleep(EVERY);
+            }
+        }
         std::process::exit(5);
     });
 }

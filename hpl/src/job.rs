@@ -6,9 +6,11 @@
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use fulmen::comm::{Cables, Group};
+use fulmen::fabric::mixed::Transport;
 use fulmen::fabric::{Bounds, Fabric};
 use fulmen::job::Job;
 use fulmen::job::env::Starter;
@@ -18,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::{Cli, Command, Wanted};
 use crate::doctor;
 use crate::driver::Driver;
+use crate::interrupt;
 use crate::local::Local;
 use crate::machine::Host;
 use crate::params::Run;
@@ -104,8 +107,14 @@ pub fn run(job: Job) -> ExitCode {
         Ok(member) => member,
         Err(e) => return told(&job, &e),
     };
+    let devices = job.steps().iter().any(|step| step.over == Transport::Verbs);
+    let within = if devices { bounds.silence } else { Duration::ZERO };
+    interrupt::gives_back(Arc::downgrade(&member.fabric), within);
     if member.job.rank() == 0 {
         return lead(member, cli);
+    }
+    if devices {
+        interrupt::watch(|| {});
     }
     match member.follow() {
         Ok(()) => ExitCode::SUCCESS,

@@ -102,6 +102,8 @@ pub struct Complaint {
     pub code: u8,
     /// Whether it only suffers from the failure of another.
     pub follows: bool,
+    /// Whether it is only what another rank has told: who has seen it says more.
+    pub heard: bool,
     /// Words that name the culprit and the remedy.
     pub words: String,
 }

@@ -217,7 +217,8 @@ impl Job {
             let follows =
                 matches!(error, Error::Aborted { .. } | Error::PeerLost { .. } | Error::Ended { .. });
             let words = if said { String::new() } else { error.to_string() };
-            lock(control).fail(Complaint { code: error.exit_code(), follows, words });
+            let heard = matches!(error, Error::Aborted { .. } | Error::Ended { .. });
+            lock(control).fail(Complaint { code: error.exit_code(), follows, heard, words });
         }
     }
 

@@ -7,9 +7,9 @@ mod tree;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::bench::{Bench, SLEEP, all_gone, parent, signal_to, when};
+use crate::bench::{Bench, HANG, SLEEP, all_gone, parent, signal_to, when};
 
 #[test]
 fn ranks_get_their_numbers_input_and_output() {
@@ -491,6 +491,65 @@ fn cables_of_a_hostfile() {
         &["fulmen-run: rank 1 (b, pid ", "rank 1 (b): rdma_en10: ", "restart this machine", "hpl-run doctor"],
     );
     assert!(!ended.err.contains("noticed by"), "{ended:?}");
+}
+
+/// A signal to one rank only, or a stop: the others hear of it, and RDMA devices are given back by whoever has them. (A Mac
+/// that misses its domains has to be restarted.)
+#[cfg(target_os = "linux")]
+#[test]
+fn ranks_with_devices_give_them_back_when_signalled() {
+    use fulmen_emu_verbs::{Profile, World};
+
+    for (rank, signal) in [(0, libc::SIGTERM), (1, libc::SIGTERM), (1, libc::SIGINT), (1, libc::SIGSTOP)] {
+        let bench = Bench::new();
+        let ssh = bench.ssh();
+        let world = World::cabled(Profile::Apple, 2, &[(0, 1)]).install().unwrap();
+        let vars = [
+            format!("FULMEN_VERBS_LIB={}", world.library().display()),
+            format!("FULMEN_EMU={}", world.folder().display()),
+        ];
+        let hosts = r#"[{"ssh": "a", "ips": [], "rdma": [null, "rdma_en01"]}, {"ssh": "b", "ips": [], "rdma": ["rdma_en10", null]}]"#;
+        std::fs::write(bench.path("hosts.json"), hosts).unwrap();
+        let program = bench.script(
+            "program",
+            &format!(
+                "echo $$ >$BENCH/part.$FULMEN_RANK && mv $BENCH/part.$FULMEN_RANK $BENCH/pid.$FULMEN_RANK\nexec {} \"$@\"",
+                env!("CARGO_BIN_EXE_hpl-run")
+            ),
+        );
+        let launcher = [
+            "--ssh",
+            &ssh,
+            "--hostfile",
+            "hosts.json",
+            "-x",
+            &vars[0],
+            "-x",
+            &vars[1],
+            "-x",
+            "BENCH",
+            "--fabric",
+            "verbs",
+        ];
+        let sizes = ["3000"; 40].join(",");
+        let args = [&program, "-N", &sizes, "--nb", "32", "-P", "1", "-Q", "2", "--threads", "1", "-q"];
+        let started = bench.start(&[&launcher[..], &args[..]].concat());
+        let pids = bench.pids(2);
+        let until = Instant::now() + HANG;
+        while world.counters().messages < 1000 {
+            assert!(Instant::now() < until, "they do not work: {:?}", world.counters());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let one =
+            std::fs::read_to_string(bench.path(&format!("pid.{rank}"))).unwrap().trim().parse().unwrap();
+        signal_to(one, signal);
+        let ended = started.end();
+        let code = if signal == libc::SIGSTOP { 4 } else { 5 };
+        assert_eq!(ended.code, Some(code), "{signal} to rank {rank}: {ended:?}");
+        all_gone(&pids);
+        let c = world.counters();
+        assert_eq!((c.pds, c.qps, c.mrs), (0, 0, 0), "{signal} to rank {rank}: {c:?} {ended:?}");
+    }
 }
 
 #[test]

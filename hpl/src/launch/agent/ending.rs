@@ -64,7 +64,7 @@ impl Agent {
                 );
                 news.push(News::Failed {
                     rank: rank.rank,
-                    complaint: Complaint { code: 4, follows: false, words },
+                    complaint: Complaint { code: 4, follows: false, heard: false, words },
                 });
             }
         }

@@ -36,7 +36,7 @@ pub fn hear_rank(index: usize, mut from: UnixStream, events: &Sender<Event>) {
         let words = format!(
             "it speaks to its agent in another tongue: {e}\n    build program and launcher from the same source"
         );
-        let complaint = Complaint { code: 2, follows: false, words };
+        let complaint = Complaint { code: 2, follows: false, heard: false, words };
         let _ = events.send(Event::Rank(index, FromRank::Failed(complaint)));
     }
     let _ = events.send(Event::Silent(index));

@@ -23,6 +23,8 @@ pub enum Weight {
     HostLost,
     /// A rank suffered from the failure of another.
     Consequence,
+    /// A rank was told of such a failure by another rank.
+    Echo,
 }
 
 /// All that was heard of failures, in order.

@@ -215,7 +215,11 @@ impl Conduct {
             },
             News::Failed { rank, complaint } => match rank_of(rank) {
                 Some(rank) if self.ranks[rank].complaint.is_none() => {
-                    let weight = if complaint.follows { Weight::Consequence } else { Weight::Cause };
+                    let weight = match (complaint.follows, complaint.heard) {
+                        (false, _) => Weight::Cause,
+                        (true, false) => Weight::Consequence,
+                        (true, true) => Weight::Echo,
+                    };
                     let words = match complaint.words.is_empty() {
                         true => format!("{} failed; it has said why above", self.name(rank)),
                         false => format!("{}: {}", self.name(rank), complaint.words),

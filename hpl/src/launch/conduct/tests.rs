@@ -38,11 +38,28 @@ fn ended(rank: u32, how: How, asked: bool) -> News {
 }
 
 fn failed(rank: u32, code: u8, follows: bool, words: &str) -> News {
-    News::Failed { rank, complaint: Complaint { code, follows, words: words.into() } }
+    News::Failed { rank, complaint: Complaint { code, follows, heard: false, words: words.into() } }
+}
+
+/// What another rank has told this one.
+fn heard(rank: u32, words: &str) -> News {
+    News::Failed { rank, complaint: Complaint { code: 4, follows: true, heard: true, words: words.into() } }
 }
 
 fn ends(acts: &[Act]) -> bool {
     matches!(acts, [Act::TellAll(Order::End(Ending { code, .. }))] if *code > 0)
+}
+
+#[test]
+fn who_has_seen_a_loss_is_named_and_not_who_was_told() {
+    let now = Instant::now();
+    let mut job = running(now);
+    // Rank 0 has said itself what it has heard.
+    assert!(ends(&job.hear(0, heard(0, ""), now)));
+    job.hear(0, heard(1, "rank 2 ended the job: rank 3 was silent"), now);
+    job.hear(1, failed(2, 4, true, "rank 3 was silent for 5.0 s"), now);
+    let words = job.verdict().words.unwrap();
+    assert!(words.contains("rank 2 (b, pid 102): rank 3 was silent"), "{words}");
 }
 
 #[test]
