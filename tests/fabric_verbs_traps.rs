@@ -185,7 +185,8 @@ fn completions_that_never_come() {
             assert!(world.counters().traps > 0);
             results
         };
-        let some = solve(Trap { after: 8, ..Trap::with_chance(Kind::NoCompletion, 0.2) }, 12);
+        // Seldom enough that it never happens to all that are under way at once: then the device is full.
+        let some = solve(Trap { after: 8, ..Trap::with_chance(Kind::NoCompletion, 0.04) }, 40);
         assert!(some.iter().all(Result::is_ok), "{profile:?}: {some:?}");
         let none = solve(Trap { after: 60, ..Trap::always(Kind::NoCompletion) }, 40);
         let errors: Vec<_> = none.iter().filter_map(|r| r.as_ref().err()).map(ToString::to_string).collect();
