@@ -447,6 +447,26 @@ fn what_joins_the_ranks() {
     }
 }
 
+/// Two emulated hosts with a cable between them, and what makes ranks use them.
+#[cfg(target_os = "linux")]
+fn cabled() -> (fulmen_emu_verbs::Installed, [String; 2]) {
+    use fulmen_emu_verbs::{Profile, World};
+    let world = World::cabled(Profile::Apple, 2, &[(0, 1)]).install().unwrap();
+    let vars = [
+        format!("FULMEN_VERBS_LIB={}", world.library().display()),
+        format!("FULMEN_EMU={}", world.folder().display()),
+    ];
+    (world, vars)
+}
+
+/// A hostfile of mlx.launch for them, where a's end of the cable is `device`.
+#[cfg(target_os = "linux")]
+fn hosts_with(device: &str) -> String {
+    format!(
+        r#"[{{"ssh": "a", "ips": [], "rdma": [null, "{device}"]}}, {{"ssh": "b", "ips": [], "rdma": ["rdma_en10", null]}}]"#
+    )
+}
+
 /// The device matrix of mlx.launch's hostfile reaches the ranks; a device that is not there costs a step, with its reason.
 #[test]
 #[cfg(target_os = "linux")]
@@ -454,15 +474,9 @@ fn cables_of_a_hostfile() {
     use fulmen_emu_verbs::{Call, Kind, Profile, Trap, World};
     let bench = Bench::new();
     let ssh = bench.ssh();
-    let world = World::cabled(Profile::Apple, 2, &[(0, 1)]).install().unwrap();
-    let vars = [
-        format!("FULMEN_VERBS_LIB={}", world.library().display()),
-        format!("FULMEN_EMU={}", world.folder().display()),
-    ];
+    let (world, vars) = cabled();
     let run = |device: &str, launcher: &[&str]| {
-        let hosts = format!(
-            r#"[{{"ssh": "a", "ips": [], "rdma": [null, "{device}"]}}, {{"ssh": "b", "ips": [], "rdma": ["rdma_en10", null]}}]"#
-        );
+        let hosts = hosts_with(device);
         // A pipe, as the shell's <(...): it can be read once.
         let pipe = bench.path("hosts.json");
         let _ = std::fs::remove_file(&pipe);
@@ -498,18 +512,11 @@ fn cables_of_a_hostfile() {
 #[cfg(target_os = "linux")]
 #[test]
 fn ranks_with_devices_give_them_back_when_signalled() {
-    use fulmen_emu_verbs::{Profile, World};
-
     for (rank, signal) in [(0, libc::SIGTERM), (1, libc::SIGTERM), (1, libc::SIGINT), (1, libc::SIGSTOP)] {
         let bench = Bench::new();
         let ssh = bench.ssh();
-        let world = World::cabled(Profile::Apple, 2, &[(0, 1)]).install().unwrap();
-        let vars = [
-            format!("FULMEN_VERBS_LIB={}", world.library().display()),
-            format!("FULMEN_EMU={}", world.folder().display()),
-        ];
-        let hosts = r#"[{"ssh": "a", "ips": [], "rdma": [null, "rdma_en01"]}, {"ssh": "b", "ips": [], "rdma": ["rdma_en10", null]}]"#;
-        std::fs::write(bench.path("hosts.json"), hosts).unwrap();
+        let (world, vars) = cabled();
+        std::fs::write(bench.path("hosts.json"), hosts_with("rdma_en01")).unwrap();
         let program = bench.script(
             "program",
             &format!(
