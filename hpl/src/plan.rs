@@ -93,7 +93,9 @@ pub fn memory(run: &Run) -> Memory {
     let of = |rows: u128, columns: u128, ranks: u128| {
         let lld = rows.next_multiple_of(8) + 8;
         let panels = (rows + width + 24) * width * in_flight;
-        8 * (lld * columns + (panels + chunks) * ranks) + FIXED * ranks
+        // With look-ahead and one process row, U is also put together for two thirds of the columns.
+        let early = if run.p == 1 && in_flight > 1 { width * (columns - columns / 3) } else { 0 };
+        8 * (lld * columns + early + (panels + chunks) * ranks) + FIXED * ranks
     };
     let columns = run.n as u128 + 1; // with the right-hand side
     let q = run.q as u128;

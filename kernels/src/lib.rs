@@ -34,7 +34,7 @@ pub use panel::{
     getrf_panel,
 };
 pub use reference::Reference;
-pub use rows::{RowSource, ScatteredRows, gather_strip, move_rows};
+pub use rows::{RowSource, ScatteredRows, exchange_rows, gather_strip, move_rows};
 pub use scalar::{Real, Scalar, c32, c64};
 pub use select::{Choice, Element, KernelSet};
 pub use selftest::{SelfTest, dgemm_gflops, self_test};

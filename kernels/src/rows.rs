@@ -5,7 +5,9 @@
 //! lines of the next strip are asked for while the present one is copied. (Rows that are moved go where rows of U
 //! were taken from, to lines that are here.)
 
-use crate::{MatMut, MatRef, Scalar};
+use std::ops::Range;
+
+use crate::{MatMut, MatRef, Scalar, SharedMut};
 
 /// Where a row that is wanted here is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,6 +126,44 @@ pub fn move_rows<T: Scalar>(
                 RowSource::Received(p, row) => messages[p][(row, col + c)],
             };
             a[(to, c)] = x;
+        }
+    }
+}
+
+/// Exchanges rows of columns `cols` of `a` with rows of packed strips: (row of `a`, row of every strip).
+///
+/// `strips` has a column for each row of each strip, `nr` elements; the strip of the first columns begins at its column
+/// `first`, and each strip has `k` rows.
+///
+/// # Safety
+/// Nobody else touches these rows of `a`, nor these rows of the strips.
+///
+/// # Panics
+/// When a row or strip is out of range.
+pub unsafe fn exchange_rows<T: Scalar>(
+    a: SharedMut<'_, T>,
+    cols: Range<usize>,
+    strips: SharedMut<'_, T>,
+    first: usize,
+    k: usize,
+    pairs: &[(usize, usize)],
+) {
+    let nr = strips.nrows();
+    for (s, col) in cols.clone().step_by(nr).enumerate() {
+        let width = nr.min(cols.end - col);
+        for &(row, i) in pairs {
+            assert!(i < k, "row {i} of {k}");
+            let at = first + s * k + i;
+            // SAFETY: the caller's promise, for this and the next.
+            let here = unsafe { a.part(row..row + 1, col..col + width) };
+            // SAFETY: as above.
+            let there = unsafe { strips.part(0..width, at..at + 1) };
+            prefetch(there.as_ptr().wrapping_add(k * nr));
+            let (here, lld, there) = (here.as_ptr_mut(), a.lld(), there.as_ptr_mut());
+            for c in 0..width {
+                // SAFETY: inside the two parts, which are apart.
+                unsafe { std::ptr::swap_nonoverlapping(here.add(c * lld), there.add(c), 1) };
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fulmen_kernels::{Kernels, PanelShape, Scalar, SharedMut, SubTeam, Team, Variant};
 
+use super::early::{EarlyPlan, EarlyRows};
 use super::factor::{PanelSpace, PanelWork, PivotLog, threads_for_panel};
 use super::local::LocalView;
 use super::panel::{Layout, Panel};
@@ -134,6 +135,7 @@ struct Factorisation<'a, T> {
     /// Panel b in slot b mod (depth + 1), until its updates are done.
     slots: Vec<Option<Slot<T>>>,
     space: UpdateSpace<T>,
+    early: Option<EarlyRows<T>>,
     pivots: AllToAllSmall<T>,
     result: LuFactors,
 }
@@ -168,6 +170,8 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
         Ok(Factorisation {
             slots: (0..=depth).map(slot).collect::<Result<_>>()?,
             space: UpdateSpace::new(kernels, column, jb, view.local_cols(0..view.n).len())?,
+            // Without look-ahead nothing is known early.
+            early: if depth > 0 { EarlyRows::of(&view, &steps, kernels.tile().nr)? } else { None },
             pivots: AllToAllSmall::new(column, Lane::PIVOT, message_len::<T>(jb))?,
             kernels,
             team,
@@ -204,7 +208,23 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
         let failed = OnceLock::new();
         let buffers = self.space.lend();
         let slots = &self.slots;
-        let update = |k: usize, cols: Range<usize>| -> Result<Update<'_, T>> {
+        let early = self.early.as_mut().map(EarlyRows::lend);
+        // The interchanges that come after panel k's.
+        let next = OnceLock::new();
+        let following = k.map(|k| k + 1).filter(|&following| early.is_some() && following < steps.len());
+        let plan_early = |at: usize, plan: &RowPlan| {
+            if Some(at) == following
+                && let Some(plan) = EarlyPlan::new(at, plan)
+            {
+                let _ = next.set(plan);
+            }
+        };
+        if let Some(at) = following
+            && let Some(there) = &slots[slot(at)]
+        {
+            plan_early(at, &there.plan);
+        }
+        let update = |k: usize, cols: Range<usize>, next| -> Result<Update<'_, T>> {
             let Some(Slot { panel, plan }) = &slots[slot(k)] else {
                 return Err(Error::Internal(format!("panel {k} is not there")));
             };
@@ -215,18 +235,23 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
                 plan,
                 rows: view.local_rows(steps[k].end..view.m),
             };
-            Ok(Update::new(kernels, view.grid.col_group(), buffers, factored, view.a, cols, &failed))
+            let update =
+                Update::new(kernels, view.grid.col_group(), buffers, factored, view.a, cols, &failed);
+            Ok(match early {
+                Some(early) => update.with_early(early, k, next),
+                None => update,
+            })
         };
         // Every earlier panel that has not met panel b's columns yet.
         let catch_up = match (b, &columns) {
             (Some(b), Some(cols)) if mine => (b.saturating_sub(depth)..b)
-                .map(|k| update(k, view.local_cols(cols.clone())))
+                .map(|k| update(k, view.local_cols(cols.clone()), None))
                 .collect::<Result<Vec<_>>>()?,
             _ => Vec::new(),
         };
         let factored = k.map_or(0, |k| steps[(k + depth).min(steps.len() - 1)].end);
         let rest = view.local_cols(factored..view.n);
-        let bulk = k.map(|k| update(k, rest.clone())).transpose()?;
+        let bulk = k.map(|k| update(k, rest.clone(), following.map(|_| &next))).transpose()?;
 
         let size = columns.as_ref().map_or(1, |cols| {
             let m = view.local_rows(cols.start..view.m).len();
@@ -250,7 +275,15 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
         team.run(|me| {
             let clock = &mut *lock(&clocks[me.index()]);
             let mut poll = || match &mut *lock(&current) {
-                Some(current) => current.panel.poll(),
+                Some(current) => {
+                    if current.panel.poll()?
+                        && let Some(b) = b.filter(|&b| Some(b) == following && next.get().is_none())
+                    {
+                        let first = steps[b].start;
+                        plan_early(b, &view.plan(&Permutation::new(first, &current.panel.ipiv()), first));
+                    }
+                    Ok(())
+                }
                 None => fabric.poll(),
             };
             for update in &catch_up {
@@ -267,6 +300,11 @@ impl<'a, T: Scalar> Factorisation<'a, T> {
             }
             if let Some(work) = &work {
                 part.run(me, |me| clock.time(Phase::Panel, || work.run(me, &failed)));
+            }
+            if me.index() == 0
+                && let Err(e) = poll()
+            {
+                let _ = failed.set(e);
             }
             if let Some(bulk) = &bulk {
                 bulk.work(me, clock, &mut poll);

@@ -1,10 +1,12 @@
 //! Distributed LAPACK: factorisations and solves.
 
+mod early;
 mod factor;
 mod local;
 mod panel;
 mod pivot;
 mod plan;
+mod tasks;
 mod timing;
 mod update;
 

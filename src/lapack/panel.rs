@@ -98,9 +98,9 @@ impl<T: Scalar> Panel<T> {
         self.bcast.send()
     }
 
-    /// Moves what can be moved, without waiting.
-    pub(crate) fn poll(&mut self) -> Result<()> {
-        self.bcast.poll().map(|_| ())
+    /// Moves what can be moved, without waiting. Returns whether the panel is here.
+    pub(crate) fn poll(&mut self) -> Result<bool> {
+        self.bcast.poll()
     }
 
     /// Waits until the panel is here and has been passed on.

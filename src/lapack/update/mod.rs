@@ -5,13 +5,16 @@
 //!
 //! * X: gather the rows that other ranks of the process column want (nothing if the column is one rank);
 //! * A: assemble U strip by strip, packed; move displaced rows; triangular solve in place; write U back;
-//! * B: A22 −= L21·U, a block of rows at a time.
+//! * B: A22 −= L21·U, a block of rows at a time. Where the next panel's pivots are known, their rows are exchanged on
+//!   the way (see `early`), and stage A of the next update finds them assembled.
 //!
 //! Stage X runs two chunks ahead of B and A one ahead, so that rows travel while others multiply, and a
 //! member that is late holds up nobody who still has a task. Member 0 is the rank's own thread; it
 //! alone talks to the fabric, between its tasks.
 //!
 //! Three slots of buffers are in turn: a slot is reused when its chunk is through stage B.
+
+mod messages;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,11 +25,13 @@ use fulmen_kernels::{
     gather_strip, move_rows,
 };
 
+use super::early::{Early, EarlyBlock, EarlyExchange, EarlyPlan};
 use super::plan::RowPlan;
+use super::tasks::Tasks;
 use super::timing::{Clock, Phase};
 use crate::comm::Group;
 use crate::error::{Error, Result};
-use crate::fabric::{Buf, Fabric, Lane};
+use crate::fabric::{Buf, Fabric};
 
 /// Chunks whose buffers exist at once.
 const SLOTS: usize = 3;
@@ -47,6 +52,9 @@ fn cuts(cols: Range<usize>, first: usize, width: usize) -> impl Iterator<Item = 
         (!cut.is_empty()).then_some(cut)
     })
 }
+
+/// Slivers of rows that are updated before their rows are exchanged for the next panel.
+const EARLY_SLIVERS: usize = 4;
 
 /// Buffers for packed U and of the row exchange, kept for the whole factorisation.
 pub(crate) struct UpdateSpace<T> {
@@ -146,6 +154,10 @@ pub(crate) struct Update<'a, T> {
     /// The local block.
     a: SharedMut<'a, T>,
     chunks: Vec<Chunk<'a, T>>,
+    /// Rows that the update before this one has exchanged, and this panel's number.
+    before: Option<(Early<'a, T>, usize)>,
+    /// Exchanges rows for the update after this one.
+    after: Option<EarlyExchange<'a, T>>,
     failed: &'a OnceLock<Error>,
 }
 
@@ -155,6 +167,10 @@ struct Chunk<'a, T> {
     x: Tasks,
     a: Tasks,
     b: Tasks,
+    /// Rows in a task of stage B.
+    mc: usize,
+    /// The columns that go through stage B together, if rows are exchanged early.
+    blocks: Vec<EarlyBlock>,
     /// Buffers are free and armed: stage X may write.
     open: AtomicBool,
     /// Messages that have arrived, counted by member 0.
@@ -163,29 +179,10 @@ struct Chunk<'a, T> {
     arrived: AtomicBool,
 }
 
-/// Tasks 0..total, handed out by a counter.
-struct Tasks {
-    total: usize,
-    next: AtomicUsize,
-    done: AtomicUsize,
-}
-
-impl Tasks {
-    fn new(total: usize) -> Self {
-        Tasks { total, next: AtomicUsize::new(0), done: AtomicUsize::new(0) }
-    }
-    fn take(&self) -> Option<usize> {
-        // The load keeps late comers from counting up a shared line for nothing.
-        (self.next.load(Ordering::Relaxed) < self.total)
-            .then(|| self.next.fetch_add(1, Ordering::Relaxed))
-            .filter(|&task| task < self.total)
-    }
-    fn finish(&self) {
-        self.done.fetch_add(1, Ordering::Release);
-    }
-    fn all_done(&self) -> bool {
-        self.done.load(Ordering::Acquire) == self.total
-    }
+/// Rows that a member has updated, and will exchange when it can.
+struct Due {
+    block: usize,
+    rows: Range<usize>,
 }
 
 impl<'a, T: Scalar> Update<'a, T> {
@@ -199,18 +196,24 @@ impl<'a, T: Scalar> Update<'a, T> {
         cols: Range<usize>,
         failed: &'a OnceLock<Error>,
     ) -> Self {
-        let Tile { nr, mc, nc, .. } = kernels.tile();
+        let Tile { mr, nr, mc, nc } = kernels.tile();
         let exchange = column.len() > 1;
         let first = if exchange { (space.width / RAMP).next_multiple_of(STRIPS * nr) } else { space.width };
         let chunks = cuts(cols.clone(), first, space.width)
             .enumerate()
-            .map(|(c, cols)| {
+            .map(|(c, part)| {
+                // The last tasks are smaller, so that all finish nearly together.
+                let mc = if part.end == cols.end { fine(mc, mr) } else { mc };
+                let cols = part;
                 let groups = cols.len().div_ceil(STRIPS * nr);
+                let (row_blocks, blocks) = (panel.rows.len().div_ceil(mc), cols.len().div_ceil(nc));
                 Chunk {
                     u: u[c % SLOTS],
                     x: Tasks::new(if exchange { groups } else { 0 }),
                     a: Tasks::new(groups),
-                    b: Tasks::new(panel.rows.len().div_ceil(mc) * cols.len().div_ceil(nc)),
+                    b: Tasks::new(row_blocks * blocks),
+                    mc,
+                    blocks: Vec::new(),
                     open: AtomicBool::new(!exchange),
                     messages: AtomicUsize::new(0),
                     arrived: AtomicBool::new(!exchange),
@@ -222,7 +225,27 @@ impl<'a, T: Scalar> Update<'a, T> {
             Triangle::UnitLower if !cols.is_empty() => kernels.pack_l(panel.top),
             _ => Vec::new(),
         };
-        Update { kernels, column, space, panel, l11, a, chunks, failed }
+        Update { kernels, column, space, panel, l11, a, chunks, before: None, after: None, failed }
+    }
+
+    /// As panel `at`: takes rows that were exchanged early, and exchanges those of the next panel as soon as its plan is
+    /// there, if it is going to be.
+    pub(crate) fn with_early(
+        mut self,
+        early: Early<'a, T>,
+        at: usize,
+        next: Option<&'a OnceLock<EarlyPlan>>,
+    ) -> Self {
+        self.before = Some((early, at));
+        if next.is_some() {
+            for chunk in &mut self.chunks {
+                let blocks = chunk.cols.len().div_ceil(self.kernels.tile().nc);
+                let top = self.panel.rows.len().min(early.jb).div_ceil(chunk.mc);
+                chunk.blocks = (0..blocks).map(|_| EarlyBlock::new(top)).collect();
+            }
+        }
+        self.after = next.map(|next| EarlyExchange { early, next, a: self.a });
+        self
     }
 
     /// Does this member's part; returns when no task is left to take (others may still be in theirs).
@@ -242,6 +265,7 @@ impl<'a, T: Scalar> Update<'a, T> {
         clock: &mut Clock,
         between: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
+        let mut due = Vec::new();
         for c in 0..self.chunks.len() + 2 {
             if c < self.chunks.len() {
                 self.stage_x(c, me, clock)?;
@@ -257,7 +281,7 @@ impl<'a, T: Scalar> Update<'a, T> {
                         Some(a) if self.arrived(a, me)? => self.chunks[a].a.take().map(|task| (a, task)),
                         _ => None,
                     };
-                    clock.time(Phase::Update, || self.multiply(b, task, strips));
+                    clock.time(Phase::Update, || self.multiply(b, task, strips, me, &mut due))?;
                     self.chunks[b].b.finish();
                     if let Some((a, task)) = strips {
                         clock.time(Phase::RowExchange, || self.assemble_and_solve(a, task));
@@ -265,6 +289,10 @@ impl<'a, T: Scalar> Update<'a, T> {
                     }
                     between_tasks(me, clock, between)?;
                 }
+                // The last few wait for a copy of the top that another member is at.
+                let copied = || due.iter().all(|due: &Due| self.chunks[b].blocks[due.block].is_copied());
+                clock.time(Phase::Idle, || self.wait(me, copied))?;
+                self.settle(b, &mut due);
             }
             if let Some(a) = a {
                 self.stage_a(a, me, clock)?; // what is left of it
@@ -337,118 +365,9 @@ impl<'a, T: Scalar> Update<'a, T> {
         }
     }
 
-    /// Member 0: frees the slot, arms what the others will send, and lets stage X begin.
-    fn open(&self, c: usize, me: Member<'_>) -> Result<()> {
-        self.slot_free(c, me)?;
-        let fabric = &**self.column.fabric();
-        let slot = c % SLOTS;
-        let mut send = write(&self.space.send[slot]);
-        send.flush(fabric)?;
-        // Where one rank has most rows of U, as in a matrix with a large diagonal, each goes to every other rank.
-        let needed = self.send_ranges(c).last().map_or(0, |(_, range)| range.end);
-        if needed > send.len() {
-            *send = Buf::zeros(fabric, needed)?;
-        }
-        drop(send);
-        let mut recv = write(&self.space.recv[slot]);
-        for (p, range) in self.receive_ranges(c) {
-            if !range.is_empty() {
-                recv.arm(fabric, Lane::ROWS, self.column.ranks()[p], range)?;
-            }
-        }
-        self.chunks[c].open.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// For each other rank that sends something, where its message lies in the receive buffer.
-    fn receive_ranges(&self, c: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let ncols = self.chunks[c].cols.len();
-        let plan = self.panel.plan;
-        let mut at = 0;
-        let me = self.column.me();
-        (0..self.column.len()).filter(move |&p| p != me).map(move |p| {
-            let start = at;
-            at += (plan.recv_u[p] + plan.recv_moves[p]) * ncols;
-            (p, start..at)
-        })
-    }
-
-    /// For each other rank, where my message to it lies in the send buffer.
-    fn send_ranges(&self, c: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let ncols = self.chunks[c].cols.len();
-        let plan = self.panel.plan;
-        let mut at = 0;
-        let me = self.column.me();
-        (0..self.column.len()).filter(move |&q| q != me).map(move |q| {
-            let start = at;
-            at += (plan.send_u.len() + plan.send_moves[q].len()) * ncols;
-            (q, start..at)
-        })
-    }
-
     fn strips(&self, c: usize, task: usize) -> Range<usize> {
         let group = STRIPS * self.kernels.tile().nr;
         task * group..((task + 1) * group).min(self.chunks[c].cols.len())
-    }
-
-    /// Stage X: the columns of one task, for every other rank.
-    fn gather_for_others(&self, c: usize, task: usize) {
-        let chunk = &self.chunks[c];
-        let plan = self.panel.plan;
-        let cols = self.strips(c, task);
-        // SAFETY: only rows of these columns are read; nobody writes them before stage A of this chunk.
-        let a = unsafe {
-            self.a.part_ref(0..self.a.nrows(), chunk.cols.start + cols.start..chunk.cols.start + cols.end)
-        };
-        let send = read(&self.space.send[c % SLOTS]);
-        for (q, range) in self.send_ranges(c) {
-            let count = plan.send_u.len() + plan.send_moves[q].len();
-            if count == 0 {
-                continue;
-            }
-            // SAFETY: tasks write disjoint columns of the message, which is not being put (flushed in `open`,
-            // put after all tasks of stage X).
-            let message = unsafe { send.shared(range, count).part(0..count, cols.clone()) };
-            for (out, j) in message.col_iter_mut().zip(0..) {
-                for (x, &row) in out.iter_mut().zip(plan.send_u.iter().chain(&plan.send_moves[q])) {
-                    *x = a[(row, j)];
-                }
-            }
-        }
-    }
-
-    /// Member 0: puts my messages.
-    fn send(&self, c: usize) -> Result<()> {
-        let fabric = &**self.column.fabric();
-        let send = read(&self.space.send[c % SLOTS]);
-        for (q, range) in self.send_ranges(c) {
-            if !range.is_empty() {
-                send.put(fabric, Lane::ROWS, self.column.ranks()[q], range)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Member 0: takes the others' messages, waiting for them or not.
-    fn receive(&self, c: usize, wait: bool) -> Result<()> {
-        let chunk = &self.chunks[c];
-        if chunk.arrived.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let fabric = &**self.column.fabric();
-        let recv = read(&self.space.recv[c % SLOTS]);
-        let have = chunk.messages.load(Ordering::Relaxed);
-        for (p, _) in self.receive_ranges(c).filter(|(_, range)| !range.is_empty()).skip(have) {
-            let rank = self.column.ranks()[p];
-            if wait {
-                recv.wait(fabric, Lane::ROWS, rank)?;
-            } else if recv.try_wait(fabric, Lane::ROWS, rank)?.is_none() {
-                return Ok(());
-            }
-            chunk.messages.fetch_add(1, Ordering::Relaxed);
-        }
-        chunk.arrived.store(true, Ordering::Release);
-        Ok(())
     }
 
     /// Stage A for a few strips.
@@ -481,13 +400,24 @@ impl<'a, T: Scalar> Update<'a, T> {
         let received: Vec<_> = messages.iter().map(|m| m.subcols(cols.start, cols.len())).collect();
         for (strip, at) in u.chunks_exact_mut(nr * k).zip((0..cols.len()).step_by(nr)) {
             let width = nr.min(cols.len() - at);
-            gather_strip(a.as_ref(), &received, &plan.u, at, nr, strip);
-            move_rows(a.as_mut().subcols_mut(at, width), &received, &plan.moves, at);
+            match self.before {
+                Some((early, panel)) if early.holds(panel, chunk.cols.start + cols.start + at) => {
+                    early.copy(chunk.cols.start + cols.start + at, strip);
+                }
+                _ => {
+                    gather_strip(a.as_ref(), &received, &plan.u, at, nr, strip);
+                    move_rows(a.as_mut().subcols_mut(at, width), &received, &plan.moves, at);
+                }
+            }
         }
         match self.panel.triangle {
             Triangle::None => {}
             Triangle::UnitLower => self.kernels.trsm_with(&self.l11, k, u),
             Triangle::Upper => self.solve_upper(u),
+        }
+        if let (Some(&(row, 0)), true) = (plan.top.first(), plan.top.len() == k) {
+            // All of the top is here, row after row.
+            return self.kernels.unpack_b(u, a.submatrix_mut(row, 0, k, cols.len()));
         }
         for (strip, at) in u.chunks_exact(nr * k).zip((0..cols.len()).step_by(nr)) {
             for &(row, i) in &plan.top {
@@ -512,31 +442,102 @@ impl<'a, T: Scalar> Update<'a, T> {
 
     /// Stage B for one block of rows and columns: all rows of some columns before the next columns. `next` is the
     /// task (of which chunk) of stage A that this member does next.
-    fn multiply(&self, c: usize, task: usize, next: Option<(usize, usize)>) {
+    fn multiply(
+        &self,
+        c: usize,
+        task: usize,
+        next: Option<(usize, usize)>,
+        me: Member<'_>,
+        due: &mut Vec<Due>,
+    ) -> Result<()> {
         let chunk = &self.chunks[c];
         let (tile, k) = (self.kernels.tile(), self.panel.plan.u.len());
-        let blocks = self.panel.rows.len().div_ceil(tile.mc);
-        let (row, col) = (task % blocks, task / blocks);
-        let rows = row * tile.mc..((row + 1) * tile.mc).min(self.panel.rows.len());
-        let cols = col * tile.nc..(col + 1).saturating_mul(tile.nc).min(chunk.cols.len());
-        let l21 = &self.panel.packed[rows.start * k..rows.end.next_multiple_of(tile.mr) * k];
+        let row_blocks = self.panel.rows.len().div_ceil(chunk.mc);
+        let (row, block) = (task % row_blocks, task / row_blocks);
+        let rows = row * chunk.mc..((row + 1) * chunk.mc).min(self.panel.rows.len());
+        let cols = self.block_cols(c, block);
         // SAFETY: nobody writes U after all tasks of stage A.
         let u = unsafe { chunk.u.part_ref(cols.start * k..cols.end.next_multiple_of(tile.nr) * k, 0..1) };
         let u = u.col(0).try_as_col_major().expect("a column is contiguous").as_slice();
-        let block = self.panel.rows.start + rows.start..self.panel.rows.start + rows.end;
-        // SAFETY: tasks own disjoint blocks of the chunk, and its stage A is done.
-        let c = unsafe { self.a.part(block, chunk.cols.start + cols.start..chunk.cols.start + cols.end) };
-        match next {
-            None => self.kernels.gemm_packed(-T::one(), l21, u, k, c),
-            Some((chunk, task)) => {
-                let (start, cols) = (self.chunks[chunk].cols.start, self.strips(chunk, task));
-                // SAFETY: this member alone touches these columns in stage A, and it has taken the task.
-                let a = unsafe { self.a.part_ref(0..self.a.nrows(), start + cols.start..start + cols.end) };
-                let soon = ScatteredRows::new(a, &self.panel.plan.send_u);
-                self.kernels.gemm_packed_before(-T::one(), l21, u, k, c, soon);
+        let product = |rows: &Range<usize>, soon: Option<ScatteredRows<'_, T>>| {
+            let l21 = &self.panel.packed[rows.start * k..rows.end.next_multiple_of(tile.mr) * k];
+            let local = self.local_rows(rows);
+            // SAFETY: tasks own disjoint blocks of the chunk, and its stage A is done.
+            let c = unsafe { self.a.part(local, chunk.cols.start + cols.start..chunk.cols.start + cols.end) };
+            match soon {
+                Some(soon) => self.kernels.gemm_packed_before(-T::one(), l21, u, k, c, soon),
+                None => self.kernels.gemm_packed(-T::one(), l21, u, k, c),
             }
+        };
+        let soon = next.and_then(|(chunk, task)| self.scattered(chunk, task));
+        let Some(after) = &self.after else {
+            product(&rows, soon);
+            return Ok(());
+        };
+        let early = &chunk.blocks[block];
+        let global = chunk.cols.start + cols.start..chunk.cols.start + cols.end;
+        if row == 0 {
+            after.choose(early, &global);
+        }
+        self.wait(me, || after.chosen(early).is_some())?;
+        if after.chosen(early) == Some(false) {
+            product(&rows, soon);
+            return Ok(());
+        }
+        // A few slivers at a time, so that their lines are in L2 when rows are exchanged.
+        let few = EARLY_SLIVERS * tile.mr;
+        for start in rows.clone().step_by(few) {
+            let part = start..(start + few).min(rows.end);
+            product(&part, soon.filter(|_| part.end == rows.end));
+            due.push(Due { block, rows: self.local_rows(&part) });
+            self.settle(c, due);
+        }
+        if row * chunk.mc < after.early.jb {
+            after.top_task_done(early, &global);
+        }
+        Ok(())
+    }
+
+    /// Columns of a chunk that go through stage B together.
+    fn block_cols(&self, c: usize, block: usize) -> Range<usize> {
+        let nc = self.kernels.tile().nc;
+        block * nc..(block + 1).saturating_mul(nc).min(self.chunks[c].cols.len())
+    }
+
+    fn local_rows(&self, rows: &Range<usize>) -> Range<usize> {
+        self.panel.rows.start + rows.start..self.panel.rows.start + rows.end
+    }
+
+    /// What a task of stage A is going to gather, unless it has been already.
+    fn scattered(&self, c: usize, task: usize) -> Option<ScatteredRows<'_, T>> {
+        let (start, cols) = (self.chunks[c].cols.start, self.strips(c, task));
+        let mut strips = cols.clone().step_by(self.kernels.tile().nr);
+        if let Some((early, panel)) = self.before
+            && strips.all(|at| early.holds(panel, start + at))
+        {
+            return None;
+        }
+        // SAFETY: this member alone touches these columns in stage A, and it has taken the task.
+        let a = unsafe { self.a.part_ref(0..self.a.nrows(), start + cols.start..start + cols.end) };
+        Some(ScatteredRows::new(a, &self.panel.plan.send_u))
+    }
+
+    /// Exchanges rows of chunk `c` that are due, where that is possible yet.
+    fn settle(&self, c: usize, due: &mut Vec<Due>) {
+        if let Some(after) = &self.after {
+            let chunk = &self.chunks[c];
+            due.retain(|Due { block, rows }| {
+                let cols = self.block_cols(c, *block);
+                let cols = chunk.cols.start + cols.start..chunk.cols.start + cols.end;
+                !after.exchange(&chunk.blocks[*block], rows, &cols)
+            });
         }
     }
+}
+
+/// Rows in a task of the last chunk: a quarter of the usual, but at least four slivers.
+fn fine(mc: usize, mr: usize) -> usize {
+    (mc / 4).max(4 * mr) / mr * mr
 }
 
 fn between_tasks(me: Member<'_>, clock: &mut Clock, between: &mut dyn FnMut() -> Result<()>) -> Result<()> {
