@@ -67,6 +67,25 @@ pub fn listen() {
     catch(note);
 }
 
+/// A signal ends the program again as it does one that catches none.
+///
+/// # Errors
+/// [`Error::Interrupted`] when one has come meanwhile.
+pub fn stop_listening() -> Result<(), Error> {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: plain data, all zeros is valid.
+        let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: asks, and gives up no handler but our own.
+        unsafe {
+            libc::sigaction(signal, std::ptr::null(), &raw mut now);
+            if now.sa_sigaction == note as extern "C" fn(libc::c_int) as usize {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+        }
+    }
+    if count() > 0 { Err(Error::Interrupted) } else { Ok(()) }
+}
+
 /// What joins this process to the other ranks, and how long it may take to give it back.
 static HELD: Mutex<Option<(Weak<dyn Fabric>, Duration)>> = Mutex::new(None);
 

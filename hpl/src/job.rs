@@ -93,12 +93,31 @@ pub fn run(job: Job) -> ExitCode {
         if let Some(on) = given.and_then(|c| c.interfaces.as_ref()) {
             options.tcp.on.clone_from(on);
         }
-        job.connect(&options)
+        // What is opened meanwhile is given back before this process ends.
+        let may_hold = job.may_hold_devices(&options);
+        if may_hold {
+            interrupt::listen();
+            job.interrupted_by(|| interrupt::count() > 0);
+        }
+        let fabric = job.connect(&options)?;
+        if holds_devices(&job) {
+            interrupt::gives_back(Arc::downgrade(&fabric), bounds.silence);
+        } else if may_hold {
+            interrupt::stop_listening()?;
+        }
+        Ok(fabric)
     };
     if let Some(Command::Doctor(options)) = given.and_then(|c| c.command.as_ref()) {
         let devices = match job.options(bounds) {
             Ok(options) => options.verbs.devices,
             Err(e) => return told(&job, &e),
+        };
+        let connect = || {
+            connect().inspect(|_| {
+                if holds_devices(&job) {
+                    interrupt::watch(|| {});
+                }
+            })
         };
         let status = doctor::job::run(options, &job, &devices, connect, &mut std::io::stdout());
         return status.map_or_else(|e| told(&job, &job.ending().unwrap_or(e)), ExitCode::from);
@@ -107,13 +126,13 @@ pub fn run(job: Job) -> ExitCode {
         Ok(member) => member,
         Err(e) => return told(&job, &e),
     };
-    let devices = job.steps().iter().any(|step| step.over == Transport::Verbs);
-    let within = if devices { bounds.silence } else { Duration::ZERO };
-    interrupt::gives_back(Arc::downgrade(&member.fabric), within);
+    if !holds_devices(&job) {
+        interrupt::gives_back(Arc::downgrade(&member.fabric), Duration::ZERO);
+    }
     if member.job.rank() == 0 {
         return lead(member, cli);
     }
-    if devices {
+    if holds_devices(&job) {
         interrupt::watch(|| {});
     }
     match member.follow() {
@@ -124,6 +143,11 @@ pub fn run(job: Job) -> ExitCode {
             told(&member.job, &e)
         }
     }
+}
+
+/// Whether RDMA joins this rank to another.
+fn holds_devices(job: &Job) -> bool {
+    job.steps().iter().any(|step| step.over == Transport::Verbs)
 }
 
 fn is_ours(job: &Job) -> bool {

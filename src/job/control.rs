@@ -97,8 +97,8 @@ impl Control {
     /// Everyone's bytes, by rank.
     ///
     /// # Errors
-    /// When the job ends, or someone does not come.
-    pub fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+    /// When the job ends, or someone does not come, or this rank is interrupted.
+    pub fn all_gather(&mut self, mine: &[u8], interrupted: impl Fn() -> bool) -> Result<Vec<Vec<u8>>> {
         if mine.len() > LONGEST_WORD {
             return Err(Error::Internal(format!("a word of {} bytes at the rendezvous", mine.len())));
         }
@@ -109,6 +109,9 @@ impl Control {
         loop {
             if let Some(error) = self.ending() {
                 return Err(error);
+            }
+            if interrupted() {
+                return Err(Error::Interrupted);
             }
             match self.gathered.recv_timeout(Duration::from_millis(20)) {
                 Ok((of, parts)) if of == round && parts.len() == self.welcome.hosts.len() => {
@@ -275,8 +278,8 @@ mod tests {
     fn words_go_up_and_come_down() {
         let (mut agent, mut frames, mut control) = pair(600_000);
         let rank = std::thread::spawn(move || {
-            let first = control.all_gather(b"x");
-            (first, control.all_gather(b"y"), control)
+            let first = control.all_gather(b"x", || false);
+            (first, control.all_gather(b"y", || false), control)
         });
         for round in 0..2 {
             let word = messages::read::<FromRank>(&mut agent, &mut frames).unwrap().unwrap();
@@ -287,7 +290,7 @@ mod tests {
         }
         let (first, second, mut control) = rank.join().unwrap();
         assert_eq!((first.unwrap()[0][0], second.unwrap()[0][0]), (b'x', b'y'));
-        assert!(control.all_gather(&vec![0; LONGEST_WORD + 1]).is_err());
+        assert!(control.all_gather(&vec![0; LONGEST_WORD + 1], || false).is_err());
     }
 
     #[test]
@@ -296,9 +299,10 @@ mod tests {
         let fabric = crate::fabric::mem::Job::new(1, &Default::default()).unwrap().build().remove(0);
         control.watch_over(&fabric);
         assert!(control.ending().is_none() && fabric.poll().is_ok());
+        assert!(matches!(control.all_gather(b"", || true), Err(Error::Interrupted)));
         let end = ToRank::End(Ending { code: 4, reason: "rank 3 (c) was killed".into() });
         messages::write(&mut agent, &end).unwrap();
-        let error = control.all_gather(b"").unwrap_err();
+        let error = control.all_gather(b"", || false).unwrap_err();
         assert_eq!((error.exit_code(), error.to_string()), (4, "rank 3 (c) was killed".into()));
         // The fabric hears of it from the same thread, a moment later.
         let until = Instant::now() + Duration::from_secs(10);

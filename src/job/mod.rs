@@ -20,7 +20,7 @@ use self::messages::Complaint;
 use self::overdue::LastWords;
 use crate::error::{Error, Result};
 use crate::fabric::rendezvous::{Rendezvous, Secret};
-use crate::fabric::{Bounds, Fabric, host_name, mem, mixed};
+use crate::fabric::{Bounds, Fabric, host_name, mem, mixed, verbs};
 
 /// Ranks that no launcher of ours has started must meet within this time.
 const MEETING: Duration = Duration::from_secs(60);
@@ -35,6 +35,8 @@ pub struct Job {
     /// What joins this rank to the others, once it does.
     steps: OnceLock<Vec<mixed::Step>>,
     last_words: Arc<Mutex<Option<LastWords>>>,
+    /// Whether this rank has been told to end.
+    interrupted: OnceLock<fn() -> bool>,
 }
 
 /// How this rank meets the others.
@@ -100,7 +102,8 @@ impl Job {
     }
 
     fn new(place: Place, hosts: Vec<String>, secret: Secret, way: Way) -> Job {
-        Job { place, hosts, secret, way, steps: OnceLock::new(), last_words: Arc::default() }
+        let (steps, interrupted) = (OnceLock::new(), OnceLock::new());
+        Job { place, hosts, secret, way, steps, last_words: Arc::default(), interrupted }
     }
 
     /// This rank, from 0.
@@ -155,6 +158,24 @@ impl Job {
         Ok(options)
     }
 
+    /// Whether [`Job::connect`] with these options may open RDMA devices, of which this machine has some. A process that ends with
+    /// them in its hands may leave them unusable until a restart: until then it should not die of a signal
+    /// ([`Job::interrupted_by`]).
+    pub fn may_hold_devices(&self, options: &mixed::Options) -> bool {
+        let may = matches!(options.choice, mixed::Choice::Auto | mixed::Choice::Verbs(_));
+        may && self.size() > 1 && !verbs::names(&options.verbs).is_empty()
+    }
+
+    /// [`Job::connect`] and all that ranks do with a job's [`Rendezvous`] end with [`Error::Interrupted`] soon after `asks` says so:
+    /// for who catches signals meanwhile. The first one counts.
+    pub fn interrupted_by(&self, asks: fn() -> bool) {
+        let _ = self.interrupted.set(asks);
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.get().is_some_and(|asks| asks())
+    }
+
     /// Connects this rank with all others, each pair by the best that joins it, and breaks that when the launcher ends
     /// the job. Collective. `options`: [`Job::options`], or others; the hosts' names are the job's.
     ///
@@ -173,9 +194,14 @@ impl Job {
             _ => {
                 let mut options = options.clone();
                 options.tcp.host = Some(self.host(self.rank()).to_owned());
-                let connected = mixed::connect(&mut meeting, &self.secret, &options)?;
-                if connected.steps.iter().any(|step| step.over == mixed::Transport::Verbs) {
+                // From before the first is opened: who is killed while the ranks connect has them too.
+                let may_hold = self.may_hold_devices(&options);
+                if may_hold {
                     self.keep(Some("it holds RDMA devices"));
+                }
+                let connected = mixed::connect(&mut meeting, &self.secret, &options)?;
+                if may_hold && !connected.steps.iter().any(|step| step.over == mixed::Transport::Verbs) {
+                    self.keep(None);
                 }
                 if let Way::Direct(_) = &self.way {
                     let me = format!("rank {} ({})", self.rank(), self.host(self.rank()));
@@ -248,8 +274,11 @@ impl Rendezvous for &Job {
     }
 
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        if self.is_interrupted() {
+            return Err(Error::Interrupted);
+        }
         match &self.way {
-            Way::Launched(control) => lock(control).all_gather(mine),
+            Way::Launched(control) => lock(control).all_gather(mine, || self.is_interrupted()),
             Way::Direct(met) => lock(met).all_gather(mine),
             Way::Alone => Ok(vec![mine.to_vec()]),
         }

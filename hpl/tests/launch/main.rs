@@ -505,6 +505,13 @@ fn cables_of_a_hostfile() {
         &["fulmen-run: rank 1 (b, pid ", "rank 1 (b): rdma_en10: ", "restart this machine", "hpl-run doctor"],
     );
     assert!(!ended.err.contains("noticed by"), "{ended:?}");
+    // A driver that never comes back costs a step too, and not the time in which ranks must meet.
+    let stuck = Trap::always(Kind::Stuck { call: Call::OpenDevice }).on("rdma_en10");
+    world.change(&World::cabled(Profile::Apple, 2, &[(0, 1)]).trap(stuck)).unwrap();
+    let why = "rdma: rank 1 (b): rdma_en10 does not come back from being opened for";
+    run("rdma_en01", &["--silence", "4"]).expect(0, &["PASSED", "fabric tcp", why]);
+    run("rdma_en01", &["--silence", "4", "--fabric", "verbs"])
+        .expect(3, &["rdma_en10", "restart this machine"]);
 }
 
 /// A signal to one rank only, or a stop: the others hear of it, and RDMA devices are given back by whoever has them. (A Mac
@@ -556,6 +563,47 @@ fn ranks_with_devices_give_them_back_when_signalled() {
         all_gone(&pids);
         let c = world.counters();
         assert_eq!((c.pds, c.qps, c.mrs), (0, 0, 0), "{signal} to rank {rank}: {c:?} {ended:?}");
+    }
+}
+
+/// As above, while the ranks connect: each has opened its device, and setting up a queue takes its time.
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_are_given_back_by_ranks_that_still_connect() {
+    use fulmen_emu_verbs::{Call, Kind, Profile, Trap, World};
+    let slow = Trap::always(Kind::Slow { call: Call::ToRtr, ms: 1000 });
+    for (to, signal) in [(Some(0), libc::SIGTERM), (Some(1), libc::SIGINT), (None, libc::SIGINT)] {
+        let bench = Bench::new();
+        let ssh = bench.ssh();
+        let (world, vars) = cabled();
+        world.change(&World::cabled(Profile::Apple, 2, &[(0, 1)]).trap(slow.clone())).unwrap();
+        std::fs::write(bench.path("hosts.json"), hosts_with("rdma_en01")).unwrap();
+        let noted =
+            "echo $$ >$BENCH/part.$FULMEN_RANK && mv $BENCH/part.$FULMEN_RANK $BENCH/pid.$FULMEN_RANK";
+        let program =
+            bench.script("program", &format!("{noted}\nexec {} \"$@\"", env!("CARGO_BIN_EXE_hpl-run")));
+        let cables =
+            ["--ssh", &ssh, "--hostfile", "hosts.json", "-x", &vars[0], "-x", &vars[1], "-x", "BENCH"];
+        let args = [&program, "-N", "1000", "-P", "1", "-Q", "2", "--threads", "1", "-q"];
+        let started = bench.start(&[&cables[..], &args[..]].concat());
+        let pids = bench.pids(2);
+        let until = Instant::now() + HANG;
+        while world.counters().pds < 2 {
+            assert!(Instant::now() < until, "they open nothing: {:?}", world.counters());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        match to {
+            Some(rank) => {
+                let pid = std::fs::read_to_string(bench.path(&format!("pid.{rank}"))).unwrap();
+                signal_to(pid.trim().parse().unwrap(), signal);
+            }
+            None => started.signal(signal),
+        }
+        let ended = started.end();
+        assert_eq!(ended.code, Some(5), "{signal} to {to:?}: {ended:?}");
+        all_gone(&pids);
+        let c = world.counters();
+        assert_eq!((c.pds, c.qps, c.mrs), (0, 0, 0), "{signal} to {to:?}: {c:?} {ended:?}");
     }
 }
 

@@ -297,7 +297,7 @@ impl Rdma {
         let failed = || all.iter().enumerate().filter_map(|(rank, told)| Some((rank, told.as_ref().err()?)));
         if let Some((rank, failed)) = failed().find(|(_, f)| !f.follows).or_else(|| failed().next()) {
             let is_misnamed = match &failed.missing {
-                Some(name) => !gather(rendezvous, &verbs::has(name, options))?.contains(&true),
+                Some(name) => !gather(rendezvous, &verbs::names(options).contains(name))?.contains(&true),
                 None => false,
             };
             let text = format!("{}: {}", hosts.name(rank), failed.what);

@@ -1,5 +1,7 @@
 //! Which devices a rank opens, and which of them are joined to which of another rank's.
 
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
 use serde::{Deserialize, Serialize};
 
 use super::Options;
@@ -24,11 +26,39 @@ pub enum Devices {
     Matrix(Vec<Vec<Vec<String>>>),
 }
 
-/// Opens the devices that `options` name for this rank.
+/// Opens the devices that `options` name for this rank, on a thread of its own: a driver may never come back. (Then the thread
+/// stays with it, until the process ends.)
 ///
 /// # Errors
-/// [`Error::Resources`] when there is none or one refuses, [`Error::Argument`] when one that is named is not there.
+/// [`Error::Resources`] when there is none, or one refuses or does not answer within the silence bound, [`Error::Argument`] when
+/// one that is named is not there.
 pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
+    let at = Arc::new(Mutex::new("the verbs library".to_owned()));
+    let (answer, answered) = mpsc::channel();
+    let (within, theirs, options) = (options.bounds.silence, Arc::clone(&at), options.clone());
+    let opening = move || {
+        // Nobody listens any more: what was opened so late is closed again.
+        let _ = answer.send(open_all(rank, &options, &theirs));
+    };
+    std::thread::Builder::new().name("verbs open".into()).spawn(opening).map_err(|e| Error::Resources {
+        what: format!("no thread that opens the devices of rank {rank}: {e}"),
+        remedy: "use fewer ranks or threads, or raise the limit (ulimit -u)".into(),
+    })?;
+    let stuck = || {
+        let at = at.lock().unwrap_or_else(PoisonError::into_inner);
+        Error::Resources {
+            what: format!(
+                "{at} does not come back from being opened for {:.0} s: its driver is stuck",
+                within.as_secs_f64()
+            ),
+            remedy: "restart this machine; until then use --fabric tcp".into(),
+        }
+    };
+    answered.recv_timeout(within).unwrap_or_else(|_| Err(stuck()))
+}
+
+/// `at`: which device it is at.
+fn open_all(rank: usize, options: &Options, at: &Mutex<String>) -> Result<Vec<Nic>> {
     let library = match &options.library {
         Some(path) => Library::open(path),
         None => Library::find(),
@@ -49,6 +79,7 @@ pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
         if wanted.as_ref().is_some_and(|names| !names.contains(&device.name)) {
             continue;
         }
+        at.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&device.name);
         match Nic::open(library, &device.name, COMPLETIONS) {
             Ok(nic) => nics.push(nic),
             Err(refusal) if wanted.is_some() => return Err(refusal.into()),
@@ -79,10 +110,11 @@ pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
     }
 }
 
-/// Whether this machine has a device of this name; no library, no device.
-pub fn has(name: &str, options: &Options) -> bool {
+/// The devices of this machine by name; no library, no device.
+pub fn names(options: &Options) -> Vec<String> {
     let library = options.library.as_ref().map_or_else(Library::find, |path| Library::open(path));
-    library.is_ok_and(|library| list(library).is_ok_and(|all| all.iter().any(|d| d.name == name)))
+    let listed = library.map_or(Vec::new(), |library| list(library).unwrap_or_default());
+    listed.into_iter().map(|device| device.name).collect()
 }
 
 /// A device, as its rank tells the others.

@@ -26,7 +26,7 @@ pub mod trouble;
 
 pub(super) use arena::Source;
 pub use devices::Devices;
-pub(super) use devices::has;
+pub(crate) use devices::names;
 pub use endpoint::{Verbs, connect};
 pub use engine::Moved;
 pub use ffi::{Absent, LIBRARY_VARIABLE, Library};
