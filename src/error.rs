@@ -1,5 +1,6 @@
 //! What can go wrong, in words that name the culprit and the remedy.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 /// Result of everything in this library that can fail.
@@ -14,6 +15,8 @@ pub enum Loss {
     Silent,
     /// It lives, but what it owes did not come in time.
     Slow,
+    /// The connection to it broke, as the system says. What has become of its process is not known.
+    Broken(ErrorKind),
 }
 
 /// A failure. [`Error::exit_code`] says how a program should end with it.
@@ -55,14 +58,14 @@ pub enum Error {
     },
 
     /// A peer was lost while something was owed by it.
-    #[error("rank {rank} ({host}, {link}) {}{}, waited for by rank {by}\n    {}", describe_loss(.loss, .after), spaced(.waiting_for), loss_remedy(.loss, .link))]
+    #[error("rank {rank} ({host}, {link}) {}{}, waited for by rank {by} ({by_host})\n    {}", describe_loss(.loss, .after), spaced(.waiting_for), loss_remedy(.loss, .link))]
     PeerLost {
         /// The lost rank.
         rank: usize,
         /// Its host.
         host: String,
         /// The link to it.
-        link: String,
+        link: Box<str>,
         /// How it was lost.
         loss: Loss,
         /// How long it was waited for.
@@ -71,6 +74,8 @@ pub enum Error {
         waiting_for: String,
         /// The rank that noticed.
         by: usize,
+        /// That rank's host.
+        by_host: Box<str>,
     },
 
     /// Bytes arrived that are not what was sent.
@@ -85,7 +90,7 @@ pub enum Error {
         /// Its host.
         host: String,
         /// The link.
-        link: String,
+        link: Box<str>,
         /// The receiver.
         by: usize,
     },
@@ -140,6 +145,7 @@ fn describe_loss(loss: &Loss, after: &Duration) -> String {
         Loss::Gone => "is gone".into(),
         Loss::Silent => format!("was silent for {:.1} s", after.as_secs_f64()),
         Loss::Slow => format!("lives but sent nothing for {:.1} s", after.as_secs_f64()),
+        Loss::Broken(how) => format!("is out of reach: the connection to it broke ({how})"),
     }
 }
 
@@ -152,7 +158,19 @@ fn loss_remedy(loss: &Loss, link: &str) -> &'static str {
         Loss::Silent if ["shm", "mem"].contains(&link) => {
             "its process was stopped (SIGSTOP, a debugger), or had no CPU for so long: look at it with ps and top"
         }
+        Loss::Gone if link.starts_with("tcp") => {
+            "it has closed the connection, as when a process ends, is killed or leaves early: its own words, its launcher's or its \
+             host's log say which"
+        }
         Loss::Gone => "its process ended or was killed: look at its host's log for the reason",
+        Loss::Broken(ErrorKind::ConnectionAborted) => {
+            "this host's own system ended the connection: by hand (ss -K), or because its address or interface went away"
+        }
+        Loss::Broken(ErrorKind::ConnectionReset) => {
+            "a firewall or a person reset it, or its process ended with data unread: look whether the process is there (ps), then \
+             at what lies between the two hosts"
+        }
+        Loss::Broken(_) => "look at the cable and the addresses between the two hosts",
         Loss::Silent => {
             "the cable or the host is gone, or the process was stopped: ping its host, and look at the process with ps"
         }

@@ -223,10 +223,12 @@ fn faults() {
             );
             assert_eq!(code, 4, "{context}");
             assert!(said.contains(&format!("rank {victim} (")), "{context}");
-            assert!(
-                said.contains(if signal == libc::SIGKILL { "is gone" } else { "was silent" }),
-                "{context}"
-            );
+            // The system resets the connections of who is killed with data unread.
+            let told: &[&str] = match signal {
+                libc::SIGKILL => &["is gone", "(connection reset)"],
+                _ => &["was silent"],
+            };
+            assert!(told.iter().any(|words| said.contains(words)), "{context}");
             named += usize::from(said.contains("in step") && said.contains("tcp over lo"));
         }
         assert!(named > 0, "run {run}: nobody says what it did");

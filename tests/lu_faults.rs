@@ -86,6 +86,7 @@ fn two_thousand_schedules() {
                 match loss {
                     Loss::Gone => tally.gone += 1,
                     Loss::Silent | Loss::Slow => tally.silent += 1,
+                    Loss::Broken(_) => panic!("seed {seed}: no connection here can break: {e}"),
                 }
                 assert_eq!(e.exit_code(), 4);
             }

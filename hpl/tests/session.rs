@@ -66,6 +66,7 @@ impl Driver for Textbook {
                 after: std::time::Duration::from_secs(1),
                 waiting_for: "in panel 3".into(),
                 by: 0,
+                by_host: "mac-a".into(),
             });
         }
         self.solved += 1;

@@ -99,13 +99,75 @@ impl Place {
 /// rank that cannot find its job must not run as a job of one.
 pub fn find(vars: &Variables) -> Result<Option<Place>> {
     let mut place = match starter(vars)? {
-        None => return Ok(None),
+        None => return is_alone(vars).map(|()| None),
         Some(place) => place,
     };
     if let Some(text) = vars.get(RENDEZVOUS) {
         place.meeting = Some(host_and_port(RENDEZVOUS, text)?);
     }
     Ok(Some(place))
+}
+
+/// No starter has left its whole word. An error if one has left half of it: others wait for this process then.
+fn is_alone(vars: &Variables) -> Result<()> {
+    let is_set = |name: &str| vars.contains_key(name);
+    let is_other_than = |name: &str, usual: &str| vars.get(name).is_some_and(|value| value.trim() != usual);
+    if is_set(SHM) {
+        return Ok(());
+    }
+    for (size, rank) in [(SIZE, RANK), ("WORLD_SIZE", "RANK")] {
+        if is_other_than(size, "1") && !is_set(rank) {
+            return Err(missing(rank, size, vars));
+        }
+    }
+    // RANK by itself is a word that many use.
+    if is_set("RANK") && (is_set("MASTER_ADDR") || is_set("LOCAL_RANK")) {
+        return Err(missing("WORLD_SIZE", "RANK", vars));
+    }
+    // Of a batch script SLURM_PROCID is 0.
+    if step(vars).is_some() {
+        return Err(missing("SLURM_PROCID", "SLURM_STEP_ID", vars));
+    }
+    if is_other_than("SLURM_PROCID", "0") {
+        return Err(missing("SLURM_STEP_ID", "SLURM_PROCID", vars));
+    }
+    for size in ["MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"] {
+        if is_other_than(size, "1") {
+            let value = told(vars, size);
+            let problem = "says that this is a rank of a job, of a launcher that is not known here";
+            let remedy = format!(
+                "start the ranks with fulmen-run, srun, torchrun, or the mpirun of Open MPI or MPICH, or unset {size} to run alone"
+            );
+            return Err(Error::argument(size, value, problem, remedy));
+        }
+    }
+    Ok(())
+}
+
+/// What a process should say that is alone within a Slurm allocation for several tasks, as a batch script is and what it starts
+/// without `srun`: a job of one is not what most want there.
+pub fn alone_in_allocation(vars: &Variables) -> Option<String> {
+    let job = vars.get("SLURM_JOB_ID").filter(|_| !vars.contains_key(SHM))?;
+    let count = |names: &[&str]| names.iter().find_map(|name| vars.get(*name)?.trim().parse::<usize>().ok());
+    let per_node = || slurm_counts("", vars.get("SLURM_TASKS_PER_NODE")?).ok().map(|all| all.iter().sum());
+    let nodes = count(&["SLURM_JOB_NUM_NODES", "SLURM_NNODES"]).unwrap_or(1);
+    let tasks = count(&["SLURM_NTASKS", "SLURM_NPROCS"]).or_else(per_node).unwrap_or(nodes);
+    let s = |n: usize| if n == 1 { "" } else { "s" };
+    (tasks.max(nodes) > 1).then(|| {
+        format!(
+            "the Slurm allocation {job} has {tasks} task{} on {nodes} node{}, and this process is none of them: it runs alone, on \
+             this node\n    `fulmen-run PROGRAM` or `srun PROGRAM` starts a rank for each task",
+            s(tasks),
+            s(nodes)
+        )
+    })
+}
+
+/// The step of Slurm's that this process belongs to, unless that is the shell of a batch script or of an `salloc`, whose steps have
+/// reserved numbers.
+fn step(vars: &Variables) -> Option<&String> {
+    const RESERVED: u32 = 0xffff_fff0;
+    vars.get("SLURM_STEP_ID").filter(|step| !step.trim().parse::<u32>().is_ok_and(|step| step >= RESERVED))
 }
 
 fn starter(vars: &Variables) -> Result<Option<Place>> {
@@ -143,7 +205,7 @@ fn starter(vars: &Variables) -> Result<Option<Place>> {
         place.id = self::told(vars, "PMIX_NAMESPACE");
         return Ok(Some(place));
     }
-    let step = vars.get("SLURM_STEP_ID").filter(|_| vars.contains_key("SLURM_PROCID"));
+    let step = step(vars).filter(|_| vars.contains_key("SLURM_PROCID"));
     // srun can speak PMI as well, and knows more.
     if step.is_none()
         && let Some(told) = either(vars, "PMI_RANK", "PMI_SIZE")?
@@ -396,6 +458,18 @@ mod tests {
             find(&vars("SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_NODELIST=a")).unwrap(),
             None
         );
+        // The shell of `salloc`, where that is a step of its own.
+        assert_eq!(
+            find(&vars(
+                "SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_STEP_ID=4294967290"
+            ))
+            .unwrap(),
+            None
+        );
+        // A job of one; and a word that anyone may use.
+        for text in ["WORLD_SIZE=1", "RANK=general", "FULMEN_SIZE=1"] {
+            assert_eq!(find(&vars(text)).unwrap(), None, "{text}");
+        }
         // A rank of the shared-memory supervisor.
         assert_eq!(find(&vars("FULMEN_RANK=1 FULMEN_SIZE=2 FULMEN_SHM=1")).unwrap(), None);
     }
@@ -451,6 +525,27 @@ mod tests {
     }
 
     #[test]
+    fn who_is_alone_in_an_allocation_says_so() {
+        for (text, said) in [
+            ("SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_NNODES=2", "allocation 7 has 4 tasks on 2 nodes, and this"),
+            ("SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3 SLURM_TASKS_PER_NODE=2(x3)", "has 6 tasks on 3 nodes"),
+            ("SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_PROCID=0", "has 4 tasks on 1 node, and"),
+        ] {
+            let note = alone_in_allocation(&vars(text)).unwrap();
+            assert!(note.contains(said) && note.contains("srun"), "{note}");
+        }
+        for text in [
+            "HOME=/",
+            "SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_NNODES=1",
+            "SLURM_NTASKS=4",
+            "SLURM_JOB_ID=7 SLURM_NTASKS=4 FULMEN_SHM=1",
+            "SLURM_JOB_ID=7 SLURM_NTASKS=many SLURM_TASKS_PER_NODE=(x",
+        ] {
+            assert_eq!(alone_in_allocation(&vars(text)), None, "{text}");
+        }
+    }
+
+    #[test]
     fn a_rank_that_cannot_find_its_job_is_told_which_variable() {
         for (text, name) in [
             (
@@ -476,6 +571,17 @@ mod tests {
             ),
             ("PMI_RANK=0 PMI_SIZE=2 FULMEN_RENDEZVOUS=here", "FULMEN_RENDEZVOUS: here: is not host:port"),
             ("PMI_RANK=0 PMI_SIZE=2 FULMEN_RENDEZVOUS=fe80::1:80", "is not host:port"),
+            // Half a word is no word that there are no others.
+            ("WORLD_SIZE=2", "WORLD_SIZE: 2: says that this is a rank of a job, but RANK is not set"),
+            (
+                "FULMEN_SIZE=2",
+                "FULMEN_SIZE: 2: says that this is a rank of a job, but FULMEN_RANK is not set",
+            ),
+            ("PMI_SIZE=2", "PMI_RANK is not set"),
+            ("RANK=1 MASTER_ADDR=a", "WORLD_SIZE is not set"),
+            ("SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_JOB_ID=1", "SLURM_STEP_ID is not set"),
+            ("SLURM_STEP_ID=2 SLURM_NTASKS=4 SLURM_JOB_ID=1", "SLURM_PROCID is not set"),
+            ("MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_RANK=0", "a launcher that is not known here"),
         ] {
             let error = find(&vars(text)).unwrap_err();
             assert_eq!(error.exit_code(), 2);

@@ -61,7 +61,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Job {
     /// The job of which this process is a rank; `None` when it was started by itself. Ranks that `fulmen-run` has
-    /// not started meet here: all must call it. Can be called once.
+    /// not started meet here: all must call it. Can be called once. A process that is alone within a Slurm allocation for several
+    /// tasks says so in a line on standard error.
     ///
     /// # Errors
     /// [`Error::Argument`] when the environment tells of a job but not enough to find it: then this is no job
@@ -69,7 +70,12 @@ impl Job {
     pub fn from_env() -> Result<Option<Job>> {
         let vars = variables();
         match env::find(&vars)? {
-            None => Ok(None),
+            None => {
+                if let Some(note) = env::alone_in_allocation(&vars) {
+                    eprintln!("fulmen: {note}");
+                }
+                Ok(None)
+            }
             Some(place) => Job::at(place, vars.get(env::SECRET_FILE).map(String::as_str)).map(Some),
         }
     }

@@ -50,7 +50,9 @@ pub fn steps_down(job: &Job) -> Vec<String> {
             1 => String::new(),
             n => format!(" (and {} like them)", units::count(n - 1, "pair")),
         };
-        format!("{}{more}: {}; using {}", pair(job, links[0]), why.join("; "), links[0].link)
+        // What others pass on takes its time on their links too.
+        let warning = if links[0].link.starts_with("tcp through") { "warning: " } else { "" };
+        format!("{warning}{}{more}: {}; using {}", pair(job, links[0]), why.join("; "), links[0].link)
     };
     seen.into_iter().map(line).collect()
 }

@@ -5,4 +5,5 @@ mod cases;
 mod doctor;
 mod faults;
 mod lab;
+mod links;
 mod shapes;

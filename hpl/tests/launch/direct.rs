@@ -71,3 +71,31 @@ fn a_rank_that_computes_ends_with_its_job() {
     assert!(err.contains("rank 1 (") && err.contains("is gone"), "{err}");
     assert!(out.contains("last words: rank 1 ("), "{out}");
 }
+
+/// The environment says that there are others, and not where: nobody computes alone then as if that were all. A script in a Slurm
+/// allocation may, and is told.
+#[test]
+fn nobody_is_alone_without_a_word() {
+    let run = |vars: &[(&str, &str)], args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hpl-run"));
+        command.args(args).envs(vars.iter().copied()).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (name, rank) in [("WORLD_SIZE", "RANK"), ("FULMEN_SIZE", "FULMEN_RANK"), ("PMI_SIZE", "PMI_RANK")] {
+        let (code, err) = run(&[(name, "2")], &["-N", "10", "--check"]);
+        let said = format!("{name}: 2: says that this is a rank of a job, but {rank} is not set");
+        assert!(
+            code == Some(2) && err.contains(&said) && err.contains(&format!("unset {name}")),
+            "{code:?} {err}"
+        );
+    }
+    let allocation =
+        [("SLURM_JOB_ID", "7"), ("SLURM_NTASKS", "4"), ("SLURM_NNODES", "2"), ("SLURM_PROCID", "0")];
+    let (code, err) = run(&allocation, &["-N", "10", "--check"]);
+    let said = "fulmen: the Slurm allocation 7 has 4 tasks on 2 nodes, and this process is none of them: it runs alone";
+    assert!(
+        code == Some(0) && err.matches(said).count() == 1 && err.contains("`srun PROGRAM`"),
+        "{code:?} {err}"
+    );
+}

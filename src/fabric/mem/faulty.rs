@@ -109,6 +109,7 @@ impl World {
             after: Duration::ZERO,
             waiting_for: format!("{}{sep}{owed}", inside.activity[by]),
             by,
+            by_host: self.host.clone().into(),
         }
     }
 

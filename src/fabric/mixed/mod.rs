@@ -122,8 +122,19 @@ fn join(
             return Err(Error::Internal(format!("ranks {rank} and {peer} chose {ours:?} and {theirs:?}")));
         }
     }
-    let (overs, better): (Vec<Transport>, Vec<Vec<String>>) = rungs.into_iter().flatten().unzip();
+    let (overs, mut better): (Vec<Transport>, Vec<Vec<String>>) = rungs.into_iter().flatten().unzip();
+    for peer in (0..size).filter(|peer| overs[*peer] == Transport::Tcp) {
+        better[peer].extend(tcp.shut_off(peer).map(|why| {
+            let links = tcp.hops(peer);
+            format!(
+                "{why} (a firewall? it must let through all ports), so that each byte crosses {links} links"
+            )
+        }));
+    }
     let fabric = Mixed::build(Arc::clone(tcp), shm, rdma.verbs, overs.clone(), bounds);
+    for peer in (0..size).filter(|peer| *peer != rank && overs[*peer] != Transport::Tcp) {
+        tcp.carries_no_data(peer, fabric.link(peer));
+    }
     let steps = better.into_iter().enumerate().filter(|(peer, _)| *peer != rank);
     let steps =
         steps.map(|(peer, instead_of)| Step { peer, over: overs[peer], link: fabric.link(peer), instead_of });

@@ -233,8 +233,9 @@ impl Shared {
     }
 
     fn lost(&self, rank: usize, loss: Loss, after: Duration, waiting_for: String) -> Error {
-        let (host, by) = (self.hosts[rank].clone(), self.rank);
-        Error::PeerLost { rank, host, link: "mpi".into(), loss, after, waiting_for, by }
+        let (host, by, by_host) =
+            (self.hosts[rank].clone(), self.rank, self.hosts[self.rank].as_str().into());
+        Error::PeerLost { rank, host, link: "mpi".into(), loss, after, waiting_for, by, by_host }
     }
 
     fn fail(&self, failure: Failure) -> bool {

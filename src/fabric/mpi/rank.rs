@@ -153,7 +153,8 @@ impl Rank {
         waiting_for += &what;
         let seen = self.heart.silent_for(rank).is_some();
         let link = if seen { "mpi" } else { "mpi, its heartbeat not seen" }.into();
-        Error::PeerLost { rank, host: self.host(rank), link, loss, after, waiting_for, by: self.rank }
+        let (host, by, by_host) = (self.host(rank), self.rank, self.host(self.rank).into());
+        Error::PeerLost { rank, host, link, loss, after, waiting_for, by, by_host }
     }
 
     /// This error ends the job for all, unless another was first.

@@ -228,6 +228,7 @@ impl<S: Space> Endpoint<S> {
             after,
             waiting_for,
             by: self.rank,
+            by_host: self.host(self.rank).into(),
         }
     }
 

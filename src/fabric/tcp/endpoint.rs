@@ -178,6 +178,16 @@ impl Endpoint {
         engine.job.ended().map_or(Ok(()), |e| Err(e.clone()))
     }
 
+    /// Why `rank`, though in a network of this one's, is not reached directly.
+    pub fn shut_off(&self, rank: usize) -> Option<String> {
+        self.shared.lock().job.shut_off(rank).map(str::to_owned)
+    }
+
+    /// Another transport carries what is for `rank`: so it is called.
+    pub fn carries_no_data(&self, rank: usize, data: String) {
+        self.shared.lock().job.carries_no_data(rank, data);
+    }
+
     /// Whether `rank` has left: nothing more comes of it.
     pub fn has_left(&self, rank: usize) -> bool {
         self.shared.lock().job.is_left(rank)

@@ -1,6 +1,6 @@
 //! The connections of a rank, and what moves on them without waiting.
 
-use std::io::{ErrorKind, Read};
+use std::io::{Error, ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -41,6 +41,8 @@ pub struct Link {
     /// Nothing more will be written.
     shut: bool,
     closed: bool,
+    /// What the system said when it broke. It says so once, to whoever asks next.
+    broke: Option<ErrorKind>,
 }
 
 impl Link {
@@ -63,6 +65,15 @@ impl Link {
             deaf,
             shut,
             closed,
+            broke: None,
+        }
+    }
+
+    /// The system does not carry it any more.
+    fn breaks(&mut self, e: &Error) {
+        // Whose other end is closed for reading is closed, as is told by reading.
+        if e.kind() != ErrorKind::BrokenPipe {
+            self.broke.get_or_insert(e.kind());
         }
     }
 }
@@ -129,8 +140,9 @@ impl Engine {
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => {
+                Err(e) => {
                     // What the peer said before it went is still to be read.
+                    link.breaks(&e);
                     link.shut = true;
                     link.blocked = false;
                 }
@@ -208,14 +220,20 @@ impl Engine {
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => link.closed = true,
+                Err(e) => {
+                    link.breaks(&e);
+                    link.closed = true;
+                }
             }
         }
         if link.closed {
             link.blocked = false;
             Self::shut(link);
             if !job.may_go(link.peer) {
-                job.gone(link.peer);
+                match link.broke {
+                    Some(how) => drop(job.lose(link.peer, Loss::Broken(how), Duration::ZERO)),
+                    None => job.gone(link.peer),
+                }
             }
         }
         more
@@ -420,6 +438,27 @@ impl Engine {
         for at in &self.of[peer] {
             let _ = self.links[*at].socket.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Resets a connection to a rank, for tests: as a firewall does, and the system for a process killed with data unread.
+    #[cfg(test)]
+    pub fn reset(&mut self, peer: usize) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        other.set_nonblocking(true).unwrap();
+        let broken = std::mem::replace(&mut self.links[self.of[peer][0]].socket, other);
+        let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
+        // SAFETY: an option of our own socket, and its size.
+        let set = unsafe {
+            libc::setsockopt(
+                broken.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const at_once).cast(),
+                size_of_val(&at_once) as libc::socklen_t,
+            )
+        };
+        assert_eq!(set, 0);
     }
 
     /// Writes what makes no sense to a rank, for tests: where it lands among the frames is chance.

@@ -255,6 +255,17 @@ pub fn candidates(ours: &[Interface], theirs: &[(IpAddr, u16)]) -> Vec<(SocketAd
     found.into_iter().map(|(_, place, name)| (place, name)).collect()
 }
 
+/// A subnet that this host has in common with a peer that listens at `theirs`: our interface, and the peer's address there. (An
+/// address that both have, as those of virtual machines, leads nowhere; link-local ones are the same on every cable.)
+pub fn neighbourhood<'a>(ours: &'a [Interface], theirs: &[(IpAddr, u16)]) -> Option<(&'a Interface, IpAddr)> {
+    let is_own = |address: IpAddr| ours.iter().any(|i| i.address == address);
+    let there = theirs.iter().map(|(address, _)| *address).filter(|a| !is_link_local(*a) && !is_own(*a));
+    let shares = |i: &Interface, address: IpAddr| {
+        i.address.is_ipv4() == address.is_ipv4() && common_bits(i.address, address) >= i.prefix
+    };
+    there.filter_map(|address| ours.iter().find(|i| shares(i, address)).map(|i| (i, address))).next()
+}
+
 /// A subnet of two hosts is a cable.
 const CABLE: u8 = 126;
 
@@ -285,6 +296,22 @@ mod tests {
         let address: IpAddr = address.parse().unwrap();
         let prefix = if address.is_ipv4() { 96 + 24 } else { 64 };
         Interface { name: name.into(), address, prefix, scope, loopback: name == "lo" }
+    }
+
+    #[test]
+    fn a_subnet_in_common() {
+        let ours = [
+            interface("en0", "192.168.1.20", 1),
+            interface("en1", "10.0.2.15", 2),
+            interface("en2", "fe80::1", 3),
+        ];
+        let found = |theirs: &[&str]| {
+            let theirs: Vec<(IpAddr, u16)> = theirs.iter().map(|a| (a.parse().unwrap(), 7)).collect();
+            neighbourhood(&ours, &theirs).map(|(i, address)| (i.name.clone(), address.to_string()))
+        };
+        let en0 = Some(("en0".to_string(), "192.168.1.21".to_string()));
+        assert_eq!(found(&["10.0.2.15", "fe80::2", "192.168.2.1", "192.168.1.21"]), en0);
+        assert_eq!(found(&["10.0.2.15", "fe80::2", "192.168.2.1"]), None);
     }
 
     #[test]

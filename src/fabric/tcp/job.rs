@@ -80,6 +80,16 @@ impl Job {
         &self.peers[rank].end.link
     }
 
+    /// Why `rank`, though in a network of this one's, is not reached directly; `None`: it is, or nobody expects it to be.
+    pub fn shut_off(&self, rank: usize) -> Option<&str> {
+        self.peers[rank].end.shut_off.as_deref()
+    }
+
+    /// What is for `rank` goes over another link, which is named where it is lost.
+    pub fn carries_no_data(&mut self, rank: usize, data: String) {
+        self.peers[rank].end.data = Some(data);
+    }
+
     /// How many connections lie between this rank and another.
     pub fn hops(&self, rank: usize) -> usize {
         self.peers[rank].between.len() + 1
@@ -342,8 +352,16 @@ impl Job {
                     &format!("{sep}{put} between this rank and rank {peer} ({host}), which goes through it");
             }
         }
-        let End { host, link, .. } = self.peers[rank].end.clone();
-        Error::PeerLost { rank, host, link, loss, after, waiting_for, by: self.me }
+        let End { host, link, data, .. } = self.peers[rank].end.clone();
+        let link = match (data, loss) {
+            (Some(data), Loss::Broken(_)) => format!("{data}, watched over {link}"),
+            // Of a process of this host only its own silence is left to explain it.
+            (Some(data), Loss::Silent) if data != "shm" => format!("{data}, watched over {link}"),
+            (Some(data), _) => data,
+            (None, _) => link,
+        };
+        let by_host = self.host(self.me).into();
+        Error::PeerLost { rank, host, link: link.into(), loss, after, waiting_for, by: self.me, by_host }
     }
 
     /// The job fails: this rank gets `error`, the others hear of `failure`. Returns what this rank gets, which
@@ -402,7 +420,7 @@ impl Job {
             Wrong::Program(what) => Error::Internal(what),
             Wrong::Corrupt(what) => {
                 let End { host, link, .. } = self.peers[rank].end.clone();
-                Error::Corrupt { what, rank, host, link, by: self.me }
+                Error::Corrupt { what, rank, host, link: link.into(), by: self.me }
             }
         };
         self.fail(error)

@@ -13,6 +13,10 @@ pub struct End {
     pub host: String,
     /// How it is reached, for messages.
     pub link: String,
+    /// What carries the data, where it is not TCP, which then only tells who lives.
+    pub data: Option<String>,
+    /// Why it is not reached directly, though it is in a network of this rank's.
+    pub shut_off: Option<String>,
     /// Connections to it: none when others stand between.
     pub connections: usize,
 }

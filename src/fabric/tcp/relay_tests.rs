@@ -42,6 +42,8 @@ impl Net {
         let end = |me: usize, rank: usize| End {
             host: format!("host{rank}"),
             link: format!("link to {rank} past {:?}", routes.between(me, rank)),
+            data: None,
+            shut_off: None,
             connections: count(me, rank),
         };
         let job = |me| Job::new(me, (0..size).map(|rank| end(me, rank)).collect(), &routes, true);
@@ -353,6 +355,20 @@ fn failures_go_from_neighbour_to_neighbour() {
     );
     let last = words(3);
     assert!(last.contains("rank 1 (host1, link to 1 past [2]) is gone in panel 4"), "{last}");
+
+    // A connection that broke says nothing of who is at its other end, and nothing of other connections.
+    let mut net = Net::chain(4, 100);
+    net.jobs[1].set_activity("in panel 4");
+    net.jobs[1].lose(2, Loss::Broken(std::io::ErrorKind::ConnectionReset), Duration::ZERO);
+    net.settle();
+    let seen = "rank 2 (host2, link to 2 past []) is out of reach: the connection to it broke (connection reset) in panel 4, \
+                waited for by rank 1 (host1)";
+    assert!(net.jobs[1].ended().is_some_and(|e| e.to_string().contains(seen)));
+    for rank in [0, 2, 3] {
+        let end = net.jobs[rank].ended();
+        let heard = matches!(end, Some(Error::Aborted { by: 1, reason }) if reason.contains(seen));
+        assert!(heard, "{end:?}");
+    }
 
     // Slow is who owes the put, wherever it is.
     let mut net = Net::chain(3, 100);

@@ -130,10 +130,10 @@ impl Here<'_> {
     }
 
     /// Connects to one peer; on failure says what became of each address.
-    fn reach(&self, peer: usize, theirs: &[(IpAddr, u16)]) -> std::result::Result<Vec<Made>, String> {
+    fn reach(&self, peer: usize, theirs: &[(IpAddr, u16)]) -> std::result::Result<Vec<Made>, Missed> {
         let allowed = |reach: &[Vec<bool>]| reach.get(self.rank).and_then(|row| row.get(peer)) == Some(&true);
         if !self.reach.is_none_or(allowed) {
-            return Err("not to be connected".into());
+            return Err(Missed { peer: peer as u32, why: "not to be connected".into(), near: None });
         }
         let made = self.over_cables(peer, theirs);
         if !made.is_empty() {
@@ -149,7 +149,7 @@ impl Here<'_> {
                     match self.knock(*address, peer, link) {
                         Ok(stream) => made.push((peer, link, stream, name.clone())),
                         Err(e) => {
-                            said.push(format!("{address} over {name}: {e}"));
+                            said.push((address.ip(), format!("{address} over {name}: {e}"), e.to_string()));
                             continue 'candidates;
                         }
                     }
@@ -161,13 +161,19 @@ impl Here<'_> {
             }
             std::thread::sleep(Duration::from_millis(50 << attempt));
         }
-        Err(if candidates.is_empty() { "no network in common".into() } else { said.join("; ") })
+        let near = interfaces::neighbourhood(&self.ours, theirs).and_then(|(ours, there)| {
+            let (.., e) = said.iter().find(|(address, ..)| *address == there)?;
+            Some(format!("tcp over {} ({} to {there}): {e}", ours.name, ours.address))
+        });
+        let all = said.into_iter().map(|(_, all, _)| all).collect::<Vec<_>>().join("; ");
+        let why = if candidates.is_empty() { "no network in common".into() } else { all };
+        Err(Missed { peer: peer as u32, why, near })
     }
 
     /// Connects to all lower ranks; the second part tells of those that are not reached.
-    fn reach_all(&self, theirs: &[Vec<(IpAddr, u16)>], hosts: &[String]) -> (Vec<Made>, String) {
+    fn reach_all(&self, theirs: &[Vec<(IpAddr, u16)>]) -> (Vec<Made>, Vec<Missed>) {
         let next = Mutex::new(0..self.rank);
-        let done = Mutex::new((Vec::new(), String::new()));
+        let done = Mutex::new((Vec::new(), Vec::new()));
         std::thread::scope(|scope| {
             for _ in 0..self.rank.min(ABREAST) {
                 let work = || {
@@ -176,11 +182,7 @@ impl Here<'_> {
                         let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
                         match end {
                             Ok(made) => done.0.extend(made),
-                            Err(said) => {
-                                let (mine, his) = (&hosts[self.rank], &hosts[peer]);
-                                let rank = self.rank;
-                                done.1 += &format!("rank {rank} ({mine}) and rank {peer} ({his}): {said}\n");
-                            }
+                            Err(missed) => done.1.push(missed),
                         }
                     }
                 };
@@ -263,15 +265,14 @@ pub fn connect_on(
             }
             admitted
         });
-        let (made, mut report) = here_now.reach_all(&theirs, &hosts);
-        if let Err(e) = &serving {
-            report += &format!("rank {rank} has no thread to listen: {e}\n");
-        }
-        if let Some(e) = &problem {
-            report = format!("rank {rank} ({}): {e}\n", hosts[rank]);
-        }
+        let (made, missed) = here_now.reach_all(&theirs);
+        let trouble = match (&problem, &serving) {
+            (Some(e), _) => Some(format!("rank {rank} ({}): {e}", hosts[rank])),
+            (None, Err(e)) => Some(format!("rank {rank} ({}) has no thread to listen: {e}", hosts[rank])),
+            (None, Ok(_)) => None,
+        };
         // Whoever says here that it is connected was welcomed, by us too.
-        let reports = gather(rendezvous, &Report::of(rank, &made, &report));
+        let reports = gather(rendezvous, &Report::of(rank, &made, trouble, missed));
         stop.store(true, Ordering::Relaxed);
         let admitted = serving.ok().and_then(|thread| thread.join().ok()).unwrap_or_default();
         (made, admitted, reports)
@@ -295,7 +296,10 @@ pub fn connect_on(
         all.insert((hello.from as usize, hello.link), (stream, name));
     }
     let links = (0..size).map(|peer| if peer == rank { 0 } else { links(rank, peer) }).collect();
-    let (links, ends) = finish(all, &hosts, rank, links, &routes)?;
+    let (links, mut ends) = finish(all, &hosts, rank, links, &routes)?;
+    for (peer, end) in ends.iter_mut().enumerate().filter(|(peer, _)| *peer != rank) {
+        end.shut_off = reports[rank.max(peer)].near(rank.min(peer)).map(str::to_owned);
+    }
     Ok(Connected { links, ends, routes, here, places })
 }
 
@@ -305,8 +309,8 @@ fn split(islands: &[Vec<usize>], hosts: &[String], reports: &[Report]) -> Error 
         let names: Vec<String> = ranks.iter().map(|rank| format!("{rank} ({})", hosts[*rank])).collect();
         format!("  {}\n", names.join(", "))
     };
-    let (islands, pairs): (String, String) =
-        (islands.iter().map(island).collect(), reports.iter().map(|report| report.text.as_str()).collect());
+    let islands: String = islands.iter().map(island).collect();
+    let pairs: String = reports.iter().enumerate().map(|(rank, report)| report.words(rank, hosts)).collect();
     Error::Unreachable {
         what: format!(
             "not all ranks reach each other, not even through others; these do, each among themselves:\n{islands}\
@@ -320,20 +324,62 @@ fn split(islands: &[Vec<usize>], hosts: &[String], reports: &[Report]) -> Error 
 /// Of its words: a launcher takes so much of each rank that there is room for twice that.
 const SAID: usize = 7 << 10;
 
+/// A rank that was not reached.
+#[derive(Serialize, Deserialize)]
+struct Missed {
+    peer: u32,
+    /// What became of each of its addresses.
+    why: String,
+    /// Where both are in one network: which, and what became of that address.
+    near: Option<String>,
+}
+
 /// What a rank tells the others of its connections to lower ones.
 #[derive(Serialize, Deserialize)]
 struct Report {
     /// How many it has to each.
     links: Vec<u16>,
-    /// Of those that are not reached.
-    text: String,
+    /// Why it has none at all.
+    trouble: Option<String>,
+    /// Those that are not reached, as many as there is room for.
+    missed: Vec<Missed>,
 }
 
 impl Report {
-    fn of(rank: usize, made: &[Made], text: &str) -> Self {
+    fn of(rank: usize, made: &[Made], trouble: Option<String>, missed: Vec<Missed>) -> Self {
         let mut links = vec![0; rank];
         made.iter().for_each(|(peer, ..)| links[*peer] += 1);
-        Report { links, text: words::head(text, SAID).into() }
+        let trouble = trouble.map(|text| words::head(&text, SAID / 2).to_owned());
+        let mut room = SAID - trouble.as_ref().map_or(0, String::len);
+        let cut = |Missed { peer, why, near }| Missed {
+            peer,
+            why: words::head(&why, SAID / 8).into(),
+            near: near.map(|near| words::head(&near, SAID / 16).into()),
+        };
+        // Beside the words a few bytes of numbers.
+        let fits = |missed: &Missed| {
+            let len = missed.why.len() + missed.near.as_ref().map_or(0, String::len) + 16;
+            room.checked_sub(len).map(|left| room = left).is_some()
+        };
+        let missed = missed.into_iter().map(cut).take_while(fits).collect();
+        Report { links, trouble, missed }
+    }
+
+    /// In lines, of which pairs are not connected.
+    fn words(&self, rank: usize, hosts: &[String]) -> String {
+        let name = |rank: usize| format!("rank {rank} ({})", hosts.get(rank).map_or("?", String::as_str));
+        if let Some(trouble) = &self.trouble {
+            return format!("{trouble}\n");
+        }
+        let line = |Missed { peer, why, .. }: &Missed| {
+            format!("{} and {}: {why}\n", name(rank), name(*peer as usize))
+        };
+        self.missed.iter().map(line).collect()
+    }
+
+    /// Why a lower rank in the same network is not reached.
+    fn near(&self, peer: usize) -> Option<&str> {
+        self.missed.iter().find(|missed| missed.peer as usize == peer)?.near.as_deref()
     }
 
     fn links(&self, peer: usize) -> usize {
@@ -381,7 +427,7 @@ fn finish(
             0 => through(&between, hosts),
             _ => format!("tcp over {}", ways.join(" and ")),
         };
-        ends.push(End { host: host.clone(), link, connections });
+        ends.push(End { host: host.clone(), link, data: None, shut_off: None, connections });
     }
     Ok((links, ends))
 }
@@ -395,11 +441,21 @@ mod tests {
 
     #[test]
     fn a_report_of_many_that_are_not_reached_is_a_word() {
-        let text = "rank 999 (host999) and rank 1 (host1): 10.0.0.1:4000 over en0: no route to host; é\n"
-            .repeat(1000);
-        let made: Vec<Made> = Vec::new();
-        let report = Report::of(4000, &made, &text);
-        assert!(postcard::to_stdvec(&report).unwrap().len() <= LONGEST_WORD);
-        assert!(!report.text.is_empty() && text.starts_with(&report.text) && report.links(7) == 0);
+        let missed = |len: usize| {
+            let why = |peer| Missed {
+                peer,
+                why: "10.0.0.1:4000 over en0: é; ".repeat(len),
+                near: Some("en0: é".into()),
+            };
+            (0..4000).map(why).collect::<Vec<_>>()
+        };
+        for (len, least) in [(1, 50), (1000, 2)] {
+            for trouble in [None, Some("no é ".repeat(10_000))] {
+                let report = Report::of(4000, &[], trouble, missed(len));
+                assert!(postcard::to_stdvec(&report).unwrap().len() <= LONGEST_WORD);
+                assert!(report.missed.len() > least && report.links(7) == 0);
+                assert_eq!((report.near(1), report.near(3999)), (Some("en0: é"), None));
+            }
+        }
     }
 }

@@ -101,7 +101,7 @@ struct Side {
 
 impl Side {
     fn new(me: usize, connections: usize) -> Self {
-        let end = End { host: "here".into(), link: "wire".into(), connections };
+        let end = End { host: "here".into(), link: "wire".into(), data: None, shut_off: None, connections };
         Side {
             job: Job::new(me, vec![end; 2], &Routes::default(), true),
             rx: (0..connections).map(|_| Rx::new()).collect(),
@@ -468,6 +468,38 @@ fn a_connection_that_breaks_in_the_middle_of_a_put() {
             );
         }
     }
+}
+
+/// Whatever is under way when it comes, reading or writing: it is told as what it is, by who has seen it.
+#[test]
+fn a_connection_that_is_reset() {
+    let reset = |fabric: &super::endpoint::Endpoint| {
+        // The other end is connected, and has asked for the put.
+        while fabric.engine().written(1)[0] < 10_000 {
+            std::thread::yield_now();
+        }
+        fabric.engine().reset(1);
+    };
+    let mut seen = 0;
+    for _ in 0..5 {
+        for (rank, e) in mid_put(reset).iter().enumerate() {
+            let text = e.to_string();
+            match e {
+                Error::PeerLost { rank: lost, by, loss: Loss::Broken(_), waiting_for, .. } => {
+                    assert!(
+                        *lost == 1 - rank && *by == rank && waiting_for.starts_with("in the middle"),
+                        "{text}"
+                    );
+                    assert!(text.contains("127.0.0.1") && text.contains("connection reset"), "{text}");
+                    seen += usize::from(rank == 1);
+                }
+                // The end that was taken from the first rank tells it nothing.
+                _ => assert_eq!(rank, 0, "{text}"),
+            }
+            assert!(rank == 0 || !text.contains("is gone"), "{text}");
+        }
+    }
+    assert_eq!(seen, 5);
 }
 
 #[test]

@@ -199,11 +199,12 @@ impl Shared {
         Error::PeerLost {
             rank,
             host: self.control.host(rank),
-            link,
+            link: link.into(),
             loss,
             after,
             waiting_for: format!("{}{sep}{owed}", state.activity),
             by: self.rank,
+            by_host: self.control.host(self.rank).into(),
         }
     }
 
@@ -213,7 +214,7 @@ impl Shared {
             Broken::Fault(rank, Fault::Corrupt(cable, what)) => {
                 let peer = state.engine.peers[rank].as_ref();
                 let link = peer.map_or("verbs".into(), |p| from_peer(&state.engine, p, cable));
-                Error::Corrupt { what, rank, host: self.control.host(rank), link, by: self.rank }
+                Error::Corrupt { what, rank, host: self.control.host(rank), link: link.into(), by: self.rank }
             }
             Broken::Fault(rank, Fault::TooLong { lane, put, len, room }) => Error::Internal(format!(
                 "put {put} of rank {rank} to rank {} on the {lane} lane has {len} bytes, but {room} were armed for it",
