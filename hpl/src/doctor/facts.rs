@@ -166,6 +166,8 @@ pub struct Memory {
 pub struct Rdma {
     /// The verbs library: its file.
     pub library: Answer<String>,
+    /// The one that FULMEN_VERBS_LIB names, if it does: no other is used then.
+    pub named_library: Option<String>,
     /// What `rdma_ctl status` says: enabled or not.
     pub enabled: Answer<bool>,
     /// What `nvram rdma-enable` says.

@@ -62,7 +62,9 @@ pub fn run(
         Err(e) => return Err(e),
     };
     findings.extend(not_tried(tried.left, pairs::patience(job), leaders.len()));
-    findings.extend(tried.unjoined.iter().map(|(host, device)| leads_nowhere(&all[*host].host, device)));
+    let by_matrix = matches!(named.as_ref().unwrap_or(devices), Devices::Matrix(_));
+    let unjoined = tried.unjoined.iter().map(|(host, device)| (&all[*host].host, device));
+    findings.extend(unjoined.map(|(host, device)| leads_nowhere(host, device, by_matrix)));
     tried.links.into_iter().for_each(|(host, link)| all[host].rdma.links.push(link));
     let links = match &fabric {
         Some(fabric) if leaders.len() > 1 => {
@@ -139,12 +141,18 @@ fn describe(options: &Options, job: &Job) -> Facts {
     }
 }
 
-fn leads_nowhere(host: &str, device: &str) -> Finding {
-    let seen = "its port is active, and leads to no other host of this job";
-    let mut finding = Finding::warning("leads-nowhere", device, seen)
-        .because("its far end belongs to a host that is not of the job, or the two ends have addresses of different networks")
-        .then("both ends of a cable need addresses of one /30, which no other cable has: `ifconfig` at both")
-        .then("or name the cables: `--matrix FILE`, `fulmen-run --hostfile FILE` with a device matrix");
+/// `by_matrix`: a device matrix says where cables lead.
+fn leads_nowhere(host: &str, device: &str, by_matrix: bool) -> Finding {
+    let mut finding = if by_matrix {
+        Finding::warning("not-in-matrix", device, "its port is active, and the device matrix joins it to no host of this job")
+            .because("the matrix names no device for it at its other end, or is older than the cables: names change with restarts")
+            .then("without the matrix this finds cables by their addresses, and writes it anew: `--write-hostfile FILE`")
+    } else {
+        Finding::warning("leads-nowhere", device, "its port is active, and leads to no other host of this job")
+            .because("its far end belongs to a host that is not of the job, or the two ends have addresses of different networks")
+            .then("both ends of a cable need addresses of one /30, which no other cable has: `ifconfig` at both")
+            .then("or name the cables: `--matrix FILE`, `fulmen-run --hostfile FILE` with a device matrix")
+    };
     finding.host = host.into();
     finding
 }

@@ -35,7 +35,7 @@ pub struct Host {
 
 /// A place of the matrix.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a place is null, a device's name, or a list of names")]
 enum Cell {
     One(String),
     Many(Vec<String>),
@@ -343,7 +343,8 @@ mod tests {
         );
         assert!(told("[\n{\"ips\": []}]").contains("m.json:2: JSON: missing field `ssh`"));
         assert!(
-            told("[[null, 7]]").contains("m.json:1: JSON: data did not match"),
+            told("[[null, 7]]")
+                .contains("m.json:1: JSON: a place is null, a device's name, or a list of names"),
             "{}",
             told("[[null, 7]]")
         );

@@ -20,7 +20,7 @@ pub mod rdma;
 pub mod report;
 pub mod table;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -93,8 +93,12 @@ struct Told<'a> {
     findings: &'a [Finding],
 }
 
+/// The form of what `--json` prints.
+const SCHEMA: &str = "fulmen.doctor/1";
+
 #[derive(Deserialize)]
 struct Heard {
+    schema: String,
     hosts: Vec<Facts>,
 }
 
@@ -145,6 +149,11 @@ impl Files {
                 let remedy = "give what `hpl-run doctor --json` printed on that host";
                 Error::argument("--with", file.display(), format!("is not that: {e}"), remedy)
             })?;
+            if told.schema != SCHEMA {
+                let problem = format!("is of the form {:?}, and this program reads {SCHEMA}", told.schema);
+                let remedy = "run the same version of hpl-run on all hosts";
+                return Err(Error::argument("--with", file.display(), problem, remedy));
+            }
             heard.extend(told.hosts);
         }
         let cables = options
@@ -178,6 +187,23 @@ fn tell(
     findings.extend(judge(&all));
     findings.extend(network.iter().flat_map(|network| network::judge(network, &all)));
     findings.extend(files.cables.iter().flat_map(|cables| compare(cables, &all)));
+    let text = if json {
+        let told = Told { schema: SCHEMA, hosts: &all, network, findings: &findings };
+        serde_json::to_string_pretty(&told).map_err(|e| Error::Internal(e.to_string()))? + "\n"
+    } else {
+        // Other hosts' words are no commands for this terminal.
+        report::text(&all, network, &findings).replace(|c: char| c.is_control() && c != '\n', "?")
+    };
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // Who closes the pipe early (`| head`) has read enough.
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            return Err(Error::System {
+                what: "the doctor's report cannot be written".into(),
+                os: e.to_string(),
+            });
+        }
+        _ => {}
+    }
     if let Some((file, mut target)) = files.hostfile {
         let cables = Cables::from_facts(&all);
         if cables.is_empty() {
@@ -190,14 +216,6 @@ fn tell(
             .and_then(|()| target.complete())
             .map_err(|e| Error::System { what: format!("writing {}", file.display()), os: e.to_string() })?;
     }
-    let text = if json {
-        let told = Told { schema: "fulmen.doctor/1", hosts: &all, network, findings: &findings };
-        serde_json::to_string_pretty(&told).map_err(|e| Error::Internal(e.to_string()))? + "\n"
-    } else {
-        report::text(&all, network, &findings)
-    };
-    // Who closes the pipe early (`| head`) has read enough.
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     let failed = findings.iter().any(|f| f.weight == Weight::Failure);
     Ok(if failed { Status::Resources } else { Status::Passed })
 }

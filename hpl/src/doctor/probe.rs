@@ -132,8 +132,10 @@ fn read(text: &str) -> (Vec<Tried>, Option<String>) {
 
 /// Tries all devices, or looks up what was found before, and adds it to the facts.
 pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
-    let is_absent =
-        matches!(facts.rdma.library, Answer::Refused(_)) && std::env::var_os(LIBRARY_VARIABLE).is_none();
+    facts.rdma.named_library =
+        std::env::var_os(LIBRARY_VARIABLE).map(|name| name.to_string_lossy().into_owned());
+    let is_named = facts.rdma.named_library.is_some();
+    let is_absent = matches!(facts.rdma.library, Answer::Refused(_)) && !is_named;
     if is_absent || matches!(facts.rdma.devices, Answer::Hung(_) | Answer::Died(_)) {
         return; // nothing to try, or a driver that is stuck already
     }
@@ -172,7 +174,10 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
             Answer::Is(_) | Answer::Unasked => None,
         };
         match (absent, &facts.rdma.library) {
-            (Some(words), Answer::Unasked) => facts.rdma.library = Answer::Refused(words),
+            // What the system has is not what is used.
+            (Some(words), library) if is_named || *library == Answer::Unasked => {
+                facts.rdma.library = Answer::Refused(words);
+            }
             (Some(words), _) => facts.rdma.untried = Some(words),
             (None, _) => {}
         }

@@ -442,6 +442,27 @@ fn the_program_tells_people_and_programs() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_report_that_cannot_be_written_and_a_library_that_is_not_there() {
+    let ended = std::process::Command::new(env!("CARGO_BIN_EXE_hpl-run"))
+        .arg("doctor")
+        .env("FULMEN_VERBS_LIB", "/nonexistent/lib.so")
+        .output()
+        .unwrap();
+    let out = String::from_utf8(ended.stdout).unwrap();
+    assert_eq!(ended.status.code(), Some(3), "{out}");
+    assert!(out.contains("[library-named]") && out.contains("unset FULMEN_VERBS_LIB"), "{out}");
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let ended = std::process::Command::new(env!("CARGO_BIN_EXE_hpl-run"))
+        .arg("doctor")
+        .stdout(full)
+        .output()
+        .unwrap();
+    let err = String::from_utf8(ended.stderr).unwrap();
+    assert!(ended.status.code() == Some(3) && err.contains("No space left on device"), "{err}");
+}
+
+#[test]
 fn files_of_mlx_are_checked_and_written() {
     let folder = tempfile::tempdir().unwrap();
     let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
@@ -454,7 +475,7 @@ fn files_of_mlx_are_checked_and_written() {
         facts
     };
     let hosts = [with_port("mac-a", "A", "B", "en4"), with_port("mac-b", "B", "A", "en5")];
-    put("hosts.json", &serde_json::json!({ "hosts": hosts }).to_string());
+    put("hosts.json", &serde_json::json!({ "schema": "fulmen.doctor/1", "hosts": hosts }).to_string());
 
     // One that is there is replaced whole: its text stays what it was for who has it open.
     put("h.json", "old");
@@ -476,8 +497,17 @@ fn files_of_mlx_are_checked_and_written() {
     put("matrix.json", "[[null");
     let (code, _, err) = doctor(&["--matrix", "matrix.json"], folder.path());
     assert!(code == 2 && err.contains("is not JSON"), "{code} {err}");
-    let (code, _, err) = doctor(&["--write-hostfile", "h.json"], folder.path());
+    // What was found is told all the same.
+    let (code, out, err) = doctor(&["--write-hostfile", "h.json"], folder.path());
     assert!(code == 2 && err.contains("no cable between the hosts is known"), "{code} {err}");
+    assert!(out.contains("cores "), "{out}");
+    put("later.json", &serde_json::json!({ "schema": "fulmen.doctor/2", "hosts": hosts }).to_string());
+    let (code, _, err) = doctor(&["--with", "later.json"], folder.path());
+    assert!(code == 2 && err.contains("\"fulmen.doctor/2\""), "{code} {err}");
+    let strange = with_port("mac\u{1b}[2J", "A", "B", "en4");
+    put("strange.json", &serde_json::json!({ "schema": "fulmen.doctor/1", "hosts": [strange] }).to_string());
+    let (_, out, _) = doctor(&["--with", "strange.json"], folder.path());
+    assert!(out.contains("mac?[2J") && !out.contains('\u{1b}'), "{out}");
     for argument in ["--with", "--matrix", "--write-hostfile"] {
         let file = if argument == "--write-hostfile" { "nowhere/nowhere.json" } else { "nowhere.json" };
         let (code, _, err) = doctor(&[argument, file], folder.path());

@@ -368,6 +368,16 @@ fn a_matrix_is_read_once_by_rank_0() {
     assert!(told.findings().iter().all(|(_, id, _)| is_load(id)), "{told:?}");
     assert_eq!((&told.link(0)["device"], &told.link(0)["far"]), (&"rdma_en01".into(), &"rdma_en10".into()));
 
+    // One of before the last restart: the devices that are there are in no place of it.
+    let text =
+        r#"[{"ssh": "mac-a", "rdma": [null, "rdma_en7"]}, {"ssh": "mac-b", "rdma": ["rdma_en8", null]}]"#;
+    std::fs::write(cluster.folder.path().join("stale"), text).unwrap();
+    let told = cluster.doctor(&["--json", "--matrix", "stale"]);
+    let found = told.findings();
+    assert!(found.len() == 2 && found.iter().all(|(_, id, _)| id == "not-in-matrix"), "{found:?}");
+    assert_eq!(told.out.matches("\"matrix-device\"").count(), 2, "{told:?}");
+    assert_eq!(told.code, Some(3));
+
     cluster.environment.push(("FULMEN_DEVICES", "a,b"));
     let told = cluster.doctor(&["--json"]);
     assert!(told.code == Some(2) && told.err.contains("FULMEN_DEVICES"), "{told:?}");

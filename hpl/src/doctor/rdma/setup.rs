@@ -16,8 +16,15 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
 
 fn library(facts: &Facts) -> Option<Finding> {
     let system = &facts.system;
-    match &facts.rdma.library {
-        Answer::Refused(words) => Some(if !system.is_macos() {
+    match (&facts.rdma.library, &facts.rdma.named_library) {
+        (Answer::Refused(words), Some(named)) => Some(
+            Finding::failure("library-named", LIBRARY, format!("FULMEN_VERBS_LIB is {named}: {words}"))
+                .because(
+                    "the library that the environment names is the only one that is used, and there is none",
+                )
+                .then("`unset FULMEN_VERBS_LIB` for the system's library, or name the file of one"),
+        ),
+        (Answer::Refused(words), None) => Some(if !system.is_macos() {
             Finding::note("no-library", LIBRARY, format!("no verbs library: {words}"))
                 .because("rdma-core is not installed; without an RDMA device it is not needed")
                 .then("with a device: `apt install libibverbs1 ibverbs-providers`; otherwise TCP is used")
@@ -35,7 +42,7 @@ fn library(facts: &Facts) -> Option<Finding> {
                 .because("macOS 26.2 and later have it, so this system is damaged or not macOS")
                 .then("update macOS (`softwareupdate --list`); until then `--fabric tcp`")
         }),
-        Answer::Hung(seconds) => Some(wedged(LIBRARY, "loading the verbs library", *seconds)),
+        (Answer::Hung(seconds), _) => Some(wedged(LIBRARY, "loading the verbs library", *seconds)),
         _ => None,
     }
 }
