@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use crate::footprint::Shape;
 use crate::machine::Host;
 use crate::params::Input;
 use crate::plan::{self, Rate};
@@ -47,14 +48,9 @@ fn block(n: usize) -> usize {
     }
 }
 
-/// Sets the grid, NB and N where they were not given. `shape` is ranks and threads a rank.
-pub fn fill(
-    input: &mut Input,
-    given: Given,
-    (ranks, threads): (usize, usize),
-    host: &Host,
-    rate: Rate,
-) -> Vec<Choice> {
+/// Sets the grid, NB and N where they were not given.
+pub fn fill(input: &mut Input, given: Given, shape: &Shape, host: &Host, rate: Rate) -> Vec<Choice> {
+    let Shape { ranks, threads, .. } = *shape;
     let mut choices = vec![];
     if !given.grid {
         let (p, q) = squarest(ranks);
@@ -75,11 +71,8 @@ pub fn fill(
         };
         choices.push(Choice { what: "threads", value: format!("{threads} a rank"), why });
     }
-    let n = if given.n {
-        input.ns.iter().copied().max().unwrap_or(0)
-    } else {
-        order(input, ranks * threads, host, rate).0
-    };
+    let n =
+        if given.n { input.ns.iter().copied().max().unwrap_or(0) } else { order(input, shape, host, rate).0 };
     if !given.nb {
         let nb = block(n);
         input.nbs = vec![nb];
@@ -90,7 +83,7 @@ pub fn fill(
         choices.push(Choice { what: "NB", value: nb.to_string(), why: why.to_string() });
     }
     if !given.n {
-        let (n, why) = order(input, ranks * threads, host, rate);
+        let (n, why) = order(input, shape, host, rate);
         let nb = input.nbs.iter().copied().max().unwrap_or(1);
         let n = if n > nb { n / nb * nb } else { n };
         input.ns = vec![n];
@@ -100,22 +93,19 @@ pub fn fill(
 }
 
 /// An order that takes about [`AIM`] seconds and fits, and which of the two bound it.
-fn order(input: &Input, busy: usize, host: &Host, rate: Rate) -> (usize, String) {
+fn order(input: &Input, shape: &Shape, host: &Host, rate: Rate) -> (usize, String) {
+    let busy = shape.ranks * shape.threads;
     let speed = rate.of(busy, host.cores);
     let mut n = 256;
     // Seconds and bytes grow with N: the largest multiple of 64 under both bounds.
-    let fits = |n: usize| {
-        let run = plan::largest_of(input, n);
-        host.available.is_none_or(|bytes| plan::memory(&run).total as f64 <= SHARE * bytes as f64)
-    };
+    let lack = |n: usize| host.lacks(&plan::demand(input, n, shape).1, SHARE);
     let quick = |n: usize| plan::seconds(n, speed, busy) <= AIM;
-    while quick(n + 64) && fits(n + 64) {
+    while quick(n + 64) && lack(n + 64).is_none() {
         n += 64;
     }
-    let why = if fits(n + 64) {
-        format!("about {AIM:.0} s at {} of {} dgemm", units::rate(speed), rate.source())
-    } else {
-        format!("{:.0} % of the memory that is available ({})", SHARE * 100.0, host.bound)
+    let why = match lack(n + 64) {
+        None => format!("about {AIM:.0} s at {} of {} dgemm", units::rate(speed), rate.source()),
+        Some(lack) => format!("{:.0} % of the memory that is available ({})", SHARE * 100.0, lack.bound),
     };
     (n, why)
 }
@@ -123,14 +113,27 @@ fn order(input: &Input, busy: usize, host: &Host, rate: Rate) -> (usize, String)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::footprint::{self, Home};
+    use fulmen::dist::memory::OfProcess;
 
     fn host(cores: usize, numa_nodes: usize, gib: u64) -> Host {
-        Host { name: "x".into(), cores, numa_nodes, available: Some(gib << 30), bound: "free memory".into() }
+        Host {
+            name: "x".into(),
+            cores,
+            numa_nodes,
+            available: Some(gib << 30),
+            bound: "free memory".into(),
+            limits: OfProcess::UNLIMITED,
+        }
+    }
+
+    fn shape(host: &Host) -> Shape {
+        let (ranks, cores) = (ranks(host), host.cores);
+        Shape { ranks, threads: cores / ranks, home: Home::Threads, blas: false, cores }
     }
 
     fn auto(host: &Host, rate: Rate, given: Given, mut input: Input) -> (Input, Vec<Choice>) {
-        let ranks = ranks(host);
-        let choices = fill(&mut input, given, (ranks, host.cores / ranks), host, rate);
+        let choices = fill(&mut input, given, &shape(host), host, rate);
         (input, choices)
     }
 
@@ -162,7 +165,8 @@ mod tests {
             auto(&host(64, 2, 1), Rate::measured(3000.0), Given::default(), Input::default());
         let run = input.run(0);
         assert_eq!((run.p, run.q), (1, 2));
-        assert!(plan::memory(&run).total <= (1 << 30) * 8 / 10);
+        let host = host(64, 2, 1);
+        assert!(footprint::needed(&run, &shape(&host)).total <= (1 << 30) * 8 / 10);
         assert!(run.n > 8000, "{}", run.n);
         assert!(choices.iter().any(|c| c.what == "N" && c.why.contains("80 % of the memory")));
     }

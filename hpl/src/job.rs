@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use fulmen::comm::{Cables, Group};
+use fulmen::dist::memory::OfProcess;
 use fulmen::fabric::mixed::Transport;
 use fulmen::fabric::{Bounds, Fabric};
 use fulmen::job::Job;
@@ -265,9 +266,11 @@ impl Member {
     /// All hosts of the job as one, on rank 0.
     fn hosts(&self) -> Result<Option<Host>> {
         let own = Host::detect();
-        let mine = [own.cores as u64, own.available.unwrap_or(u64::MAX), own.numa_nodes as u64];
+        let limits = own.limits;
+        let available = own.available.unwrap_or(u64::MAX);
+        let mine = [own.cores as u64, available, own.numa_nodes as u64, limits.addresses, limits.data];
         let Some(all) = self.group.gather(0, &mine)? else { return Ok(None) };
-        let facts: Vec<[u64; 3]> = all.chunks_exact(3).map(|c| [c[0], c[1], c[2]]).collect();
+        let facts: Vec<[u64; FACTS]> = all.as_chunks().0.to_vec();
         let names: Vec<&str> = (0..self.job.size()).map(|r| self.job.host(r)).collect();
         Ok(Some(together(&names, &facts, own)))
     }
@@ -308,13 +311,17 @@ impl Member {
     }
 }
 
+/// Numbers that each rank tells of its host and process.
+const FACTS: usize = 5;
+
 /// The hosts of all ranks as one: all cores, and as much memory as all ranks can have if each takes as much as the
-/// one that can have least. `facts` of each rank's host: cores, bytes available, memory domains.
-fn together(names: &[&str], facts: &[[u64; 3]], own: Host) -> Host {
+/// one that can have least. `facts` of each rank's host and process: cores, bytes available, memory domains, addresses and
+/// private bytes within its limits.
+fn together(names: &[&str], facts: &[[u64; FACTS]], own: Host) -> Host {
     let mut seen: Vec<&str> = vec![];
     let (mut cores, mut domains, mut least) = (0, 0, (u64::MAX, ""));
     for (rank, name) in names.iter().enumerate() {
-        let [c, available, numa] = facts[rank];
+        let [c, available, numa, ..] = facts[rank];
         if !seen.contains(name) {
             seen.push(name);
             cores += c as usize;
@@ -323,8 +330,10 @@ fn together(names: &[&str], facts: &[[u64; 3]], own: Host) -> Host {
         let here = names.iter().filter(|n| *n == name).count() as u64;
         least = least.min((available / here, name));
     }
+    let least_of = |fact: usize| facts.iter().map(|f| f[fact]).min().unwrap_or(u64::MAX);
+    let limits = OfProcess { addresses: least_of(3), data: least_of(4) };
     if seen.len() == 1 {
-        return own;
+        return Host { limits, ..own };
     }
     let available = least.0.checked_mul(names.len() as u64).filter(|_| least.0 < u64::MAX / 1024);
     Host {
@@ -333,6 +342,7 @@ fn together(names: &[&str], facts: &[[u64; 3]], own: Host) -> Host {
         numa_nodes: domains,
         available,
         bound: format!("the ranks on {} have least", least.1),
+        limits,
     }
 }
 
@@ -454,14 +464,20 @@ mod tests {
             numa_nodes: 1,
             available: Some(64),
             bound: "x".into(),
+            limits: OfProcess::UNLIMITED,
         };
-        let facts = [[8, 64, 1], [8, 64, 1], [4, 40, 2]];
+        const NONE: u64 = u64::MAX;
+        let facts = [[8, 64, 1, NONE, 9], [8, 64, 1, 7, NONE], [4, 40, 2, NONE, NONE]];
         let all = together(&["a", "a", "b"], &facts, own.clone());
         assert_eq!((all.cores, all.numa_nodes, all.available), (12, 3, Some(96)));
         assert_eq!(all.name, "the job's 2 hosts");
         assert!(all.bound.contains("on a"));
-        assert_eq!(together(&["a", "a"], &facts[..2], own.clone()), own);
-        let unknown = [[8, u64::MAX, 1], [8, u64::MAX, 1]];
+        assert_eq!(all.limits, OfProcess { addresses: 7, data: 9 });
+        assert_eq!(
+            together(&["a", "a"], &facts[..2], own.clone()),
+            Host { limits: all.limits, ..own.clone() }
+        );
+        let unknown = [[8, NONE, 1, NONE, NONE], [8, NONE, 1, NONE, NONE]];
         assert_eq!(together(&["a", "b"], &unknown, own).available, None);
     }
 }

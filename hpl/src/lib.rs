@@ -12,6 +12,7 @@ pub mod dat;
 pub mod doctor;
 pub mod driver;
 pub mod exit;
+pub mod footprint;
 pub mod generator;
 pub mod hash;
 pub mod interrupt;

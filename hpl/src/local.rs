@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use fulmen::dist::memory;
 use fulmen::fabric::shm::{self, Supervisor};
 use fulmen::fabric::{Bounds, mem};
 use fulmen::kernels::{Choice, KernelSet, Team, dgemm_gflops};
@@ -13,7 +14,9 @@ use fulmen::{Error, Result, Setup, World};
 use crate::cli::Fabric;
 use crate::driver::Driver;
 use crate::interrupt;
+use crate::machine;
 use crate::params::Run;
+use crate::plan;
 use crate::progress::Progress;
 use crate::rank;
 use crate::report::{Job, Outcome};
@@ -24,8 +27,9 @@ use crate::worker::{self, Assignment, Note};
 #[derive(Default)]
 pub struct Local {
     ranks: Ranks,
-    /// Kernels and threads that [`Driver::calibrate`] measured.
-    measured: Option<(KernelSet, usize)>,
+    /// Kernels and threads that [`Driver::calibrate`] measured, in the user's words: made anew when they are asked again,
+    /// for what they have packed into is large.
+    measured: Option<(String, usize)>,
 }
 
 #[derive(Default)]
@@ -54,7 +58,8 @@ impl Driver for Local {
             what,
             remedy: "ask for fewer ranks or threads, or raise the limit (ulimit -u)".into(),
         })?;
-        let test = fulmen::kernels::self_test(&set, &team);
+        let room = machine::room_to_measure(threads_at_once);
+        let test = fulmen::kernels::self_test(&set, &team, room);
         if !test.passed {
             return Err(Error::argument(
                 "--kernels",
@@ -64,8 +69,10 @@ impl Driver for Local {
             ));
         }
         let about = set.of::<f64>().description();
+        self.measured = Some((kernels.to_string(), threads_at_once));
         let kernels = format!("{}/{}", about.backend, about.detail);
-        self.measured = Some((set, threads_at_once));
+        drop((set, team));
+        machine::give_back_free_memory();
         Ok(Job {
             ranks,
             threads,
@@ -80,9 +87,10 @@ impl Driver for Local {
     }
 
     fn measure_again(&mut self) -> Option<f64> {
-        let (set, threads) = self.measured.as_ref()?;
-        let team = Team::new(*threads).ok()?;
-        Some(dgemm_gflops(set, &team, Duration::from_millis(500)))
+        let (kernels, threads) = self.measured.as_ref()?;
+        let (set, team) = (KernelSet::select(&choice(kernels).ok()?).ok()?, Team::new(*threads).ok()?);
+        let room = machine::room_to_measure(*threads);
+        Some(dgemm_gflops(&set, &team, room, Duration::from_millis(500)))
     }
 
     fn start(&mut self, settings: &Settings) -> Result<()> {
@@ -177,8 +185,13 @@ fn start_processes(settings: &Settings, bounds: Bounds) -> Result<Ranks> {
         };
         command
     };
-    // Sparse: memory is taken when it is allocated.
-    let segment = usize::try_from(fulmen::dist::memory::available().least()).unwrap_or(usize::MAX >> 1);
+    // Sparse: memory is taken when it is allocated. But all of it counts where addresses are limited.
+    let most = memory::of_host().0;
+    let segment = match memory::of_process().addresses {
+        u64::MAX => most,
+        _ => plan::segment(settings).min(most),
+    };
+    let segment = usize::try_from(segment).unwrap_or(usize::MAX >> 1);
     let supervisor = Supervisor::new(settings.ranks, command)
         .segment_bytes(segment)
         .bounds(bounds)

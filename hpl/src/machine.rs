@@ -1,8 +1,9 @@
 //! What this machine offers: cores and memory, as the operating system allows this process.
 
 use fulmen::Error;
-use fulmen::dist::memory;
+use fulmen::dist::memory::{self, Bound, OfProcess};
 
+use crate::footprint::{self, Needed, Shape};
 use crate::units;
 
 /// A host, as far as planning needs to know it.
@@ -15,59 +16,103 @@ pub struct Host {
     pub cores: usize,
     /// Memory domains.
     pub numa_nodes: usize,
-    /// Bytes that can be had without swapping or hitting a limit; `None` if the system does not say.
+    /// Bytes that all its processes together can have without swapping or hitting a limit; `None` if the system does not
+    /// say.
     pub available: Option<u64>,
     /// What bounds them.
+    pub bound: String,
+    /// What each process has left of its own limits.
+    pub limits: OfProcess,
+}
+
+/// What a host has too little of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Lack {
+    needed: u128,
+    /// Of what: words after the number.
+    of: &'static str,
+    has: u64,
+    /// What bounds it.
     pub bound: String,
 }
 
 impl Host {
     /// Asks the operating system.
     pub fn detect() -> Host {
-        let memory = memory::available();
-        let cores = fulmen::kernels::cores();
-        let process = match memory.process {
-            u64::MAX => u64::MAX,
-            limited => limited.saturating_sub(address_space_of_threads(cores)),
+        let (bytes, bound) = memory::of_host();
+        let bound = match bound {
+            Bound::Free => "free memory".to_string(),
+            Bound::Group { limit } => {
+                format!("memory limit of this container or cgroup: {}", units::bytes(limit.into()))
+            }
         };
-        let bound = if process < memory.host { "ulimit -v" } else { "free memory" };
         Host {
             name: "this machine".to_string(),
-            cores,
+            cores: fulmen::kernels::cores(),
             numa_nodes: numa_nodes(),
-            available: Some(process.min(memory.host)).filter(|&bytes| bytes < u64::MAX),
-            bound: bound.to_string(),
+            available: Some(bytes).filter(|&bytes| bytes < u64::MAX),
+            bound,
+            limits: memory::of_process(),
         }
     }
-}
 
-impl Host {
-    /// Refuses a machine that has not even room for threads: what runs out of memory before it can say so may say nothing.
+    /// What it has far too little of, if `share` (0 to 1) of what it has is to hold a run.
+    pub fn lacks(&self, needed: &Needed, share: f64) -> Option<Lack> {
+        let limits = self.limits;
+        [
+            (needed.total, self.available.unwrap_or(u64::MAX), "", self.bound.as_str()),
+            (needed.addresses, limits.addresses, " of addresses in one process", "ulimit -v"),
+            (needed.data, limits.data, " of private memory in one process", "ulimit -d"),
+        ]
+        .into_iter()
+        .filter(|&(needed, has, ..)| has < u64::MAX && needed as f64 > share * has as f64)
+        .max_by(|a, b| (a.0 as f64 / a.1 as f64).total_cmp(&(b.0 as f64 / b.1 as f64)))
+        .map(|(needed, has, of, bound)| Lack { needed, of, has, bound: bound.to_string() })
+    }
+
+    /// Refuses a machine that has not even room for the program and the threads that it is measured with: what runs out of
+    /// memory before it can say so may say nothing.
     ///
     /// # Errors
     /// [`Error::Resources`] with the limit and what raises it.
-    pub fn must_hold_threads(&self) -> Result<(), Error> {
-        if self.available != Some(0) {
-            return Ok(());
-        }
-        let needed = units::bytes(u128::from(address_space_of_threads(self.cores)));
+    pub fn must_hold_threads(&self, shape: &Shape) -> Result<(), Error> {
+        let threads = (shape.ranks * shape.threads).min(self.cores);
+        let Some(lack) = self.lacks(&footprint::of_program(threads, shape), 1.0) else { return Ok(()) };
+        let threads = units::count(threads, "thread");
         Err(Error::Resources {
-            what: format!(
-                "memory: the threads on {} cores take {needed} of addresses, and {} is less",
-                self.cores, self.bound
-            ),
-            remedy: format!("nothing was run; raise it ({}), or give fewer cores (taskset)", self.bound),
+            what: format!("memory: the program with {threads} {}", lack.told(&self.name)),
+            remedy: format!("nothing was run; raise it ({}), or give fewer --threads", lack.bound),
         })
     }
 }
 
-/// Addresses that the threads of a run will take before its matrix comes, which counts where `ulimit -v` rules:
-/// a stack, and the heap that glibc's allocator sets aside for each thread that allocates. Beside the workers there are
-/// the threads of the signals, the progress and the fabric.
-fn address_space_of_threads(cores: usize) -> u64 {
-    const STACK: u64 = 2 << 20;
-    const HEAP: u64 = 64 << 20;
-    (cores as u64 + 3) * (STACK + HEAP)
+impl Lack {
+    /// `needs 12.1 GiB, this machine has 2.00 GiB (free memory)`
+    pub fn told(&self, host: &str) -> String {
+        format!(
+            "needs {}{}, {host} has {} ({})",
+            units::bytes(self.needed),
+            self.of,
+            units::bytes(u128::from(self.has)),
+            self.bound
+        )
+    }
+}
+
+/// Bytes that measuring dgemm with so many threads may take: a quarter of what there is now. No run is sized by them.
+pub fn room_to_measure(threads: usize) -> u64 {
+    let left = memory::of_process();
+    let mine = left.addresses.min(left.data).saturating_sub(footprint::addresses_of_threads(threads));
+    memory::of_host().0.min(mine) / 4
+}
+
+/// Gives back to the system what the heap keeps of memory that is free.
+pub fn give_back_free_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: may be called at any time; touches free memory only.
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }
 
 /// Memory domains; 1 where the system does not tell.

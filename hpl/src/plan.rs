@@ -2,7 +2,8 @@
 
 use fulmen::Error;
 
-use crate::machine::Host;
+use crate::footprint::{self, Needed, Shape};
+use crate::machine::{Host, Lack};
 use crate::params::{Input, Run, flops};
 use crate::settings::Settings;
 use crate::units;
@@ -55,70 +56,41 @@ pub fn seconds(n: usize, gflops: f64, busy: usize) -> f64 {
     RUN + solve + 3e-9 * order * order / busy.max(1) as f64
 }
 
-/// Bytes of one run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Memory {
-    /// The matrix alone, 8·N², over all ranks.
-    pub matrix: u128,
-    /// All that the fullest rank takes: its part of the matrix with padding, panels, U, a fixed part.
-    pub per_rank: u128,
-    /// All that all ranks take.
-    pub total: u128,
+/// The run of the lists that takes most memory, with N replaced by `n`, and what it needs; what any of the runs needs
+/// more of counts.
+pub fn demand(input: &Input, n: usize, shape: &Shape) -> (Run, Needed) {
+    let depth = input.depths.iter().copied().max().unwrap_or(0);
+    let runs = input
+        .grids
+        .iter()
+        .flat_map(|&(p, q)| input.nbs.iter().map(move |&nb| Run { n, nb, p, q, depth, ..input.run(0) }));
+    let mut all = runs.map(|run| (run, footprint::needed(&run, shape)));
+    let first = all.next().expect("lists are never empty");
+    all.fold(first, |(most, sum), (run, needed)| {
+        (if needed.total > sum.total { run } else { most }, sum.or_more(&needed))
+    })
 }
 
-/// What every rank takes besides the matrix: code, stacks, the fabric's queues, kernels' workspaces.
-const FIXED: u128 = 10 << 20;
-
-/// Local rows or columns of process `proc` of `procs`: ScaLAPACK's NUMROC with source 0.
-fn numroc(n: usize, nb: usize, proc: usize, procs: usize) -> u128 {
-    let (blocks, last) = (n / nb, n % nb);
-    let rest = match (blocks % procs).cmp(&proc) {
-        std::cmp::Ordering::Greater => nb,
-        std::cmp::Ordering::Equal => last,
-        std::cmp::Ordering::Less => 0,
-    };
-    (blocks / procs * nb + rest) as u128
+/// Bytes of each rank's segment, where the ranks are processes of this machine.
+pub fn segment(settings: &Settings) -> u64 {
+    let n = settings.input.ns.iter().copied().max().unwrap_or(0);
+    let (_, needed) = demand(&settings.input, n, &settings.shape());
+    u64::try_from(needed.segment()).unwrap_or(u64::MAX)
 }
 
-/// The memory of a run. NB beyond N costs nothing: blocks are never wider than the matrix.
-pub fn memory(run: &Run) -> Memory {
-    let nb = run.nb.min(run.n.max(1));
-    let width = nb as u128;
-    let in_flight = (run.depth + 1).min(run.n.div_ceil(nb)) as u128;
-    // U passes in chunks of up to 1024 columns, three at a time; with more process rows, each chunk is also
-    // sent and received, with the rows that it displaces.
-    let copies = if run.p > 1 { 3 * 5 } else { 3 };
-    let chunks = copies * width * (run.n / run.q / 4).clamp(64, 1024) as u128;
-    // What rank (i, j) takes is linear in its columns, so a sum over the rows i is enough.
-    let of = |rows: u128, columns: u128, ranks: u128| {
-        let lld = rows.next_multiple_of(8) + 8;
-        let panels = (rows + width + 24) * width * in_flight;
-        // With look-ahead and one process row, U is also put together for two thirds of the columns.
-        let early = if run.p == 1 && in_flight > 1 { width * (columns - columns / 3) } else { 0 };
-        8 * (lld * columns + early + (panels + chunks) * ranks) + FIXED * ranks
-    };
-    let columns = run.n as u128 + 1; // with the right-hand side
-    let q = run.q as u128;
-    Memory {
-        matrix: 8 * run.n as u128 * run.n as u128,
-        per_rank: of(numroc(run.n, nb, 0, run.p), numroc(run.n + 1, nb, 0, run.q), 1),
-        total: (0..run.p).map(|i| of(numroc(run.n, nb, i, run.p), columns, q)).sum(),
+/// Of what a host has, this share is to hold the size that is advised: what is free changes from call to call.
+const ADVISED: f64 = 0.99;
+
+/// The largest N, up to `n`, with which all the runs of the lists fit; `None` if none does.
+pub fn largest_fitting(input: &Input, n: usize, shape: &Shape, host: &Host) -> Option<usize> {
+    let fits = |n: usize| host.lacks(&demand(input, n, shape).1, ADVISED).is_none();
+    // What is needed grows with N, but for steps of a few bytes where a block begins.
+    let (mut fitting, mut beyond) = (0, n + 1);
+    while beyond - fitting > 1 {
+        let middle = fitting + (beyond - fitting) / 2;
+        *(if fits(middle) { &mut fitting } else { &mut beyond }) = middle;
     }
-}
-
-/// The most demanding run of the lists, with N replaced by `n`.
-pub fn largest_of(input: &Input, n: usize) -> Run {
-    let candidates = input.grids.iter().flat_map(|&(p, q)| {
-        input.nbs.iter().map(move |&nb| Run {
-            n,
-            nb,
-            p,
-            q,
-            depth: input.depths.iter().copied().max().unwrap_or(0),
-            ..input.run(0)
-        })
-    });
-    candidates.max_by_key(|run| memory(run).total).expect("lists are never empty")
+    Some(fitting).filter(|&n| n > 0)
 }
 
 /// What would run.
@@ -129,7 +101,7 @@ pub struct Plan {
     /// The one that needs most memory.
     pub largest: Run,
     /// Its memory.
-    pub memory: Memory,
+    pub memory: Needed,
     /// All runs together, in seconds.
     pub seconds: f64,
     /// Bytes that the host has, and what bounds them.
@@ -138,6 +110,8 @@ pub struct Plan {
     pub doubts: Vec<String>,
     rate: Rate,
     host: String,
+    /// What there is too little of, and the largest N that fits.
+    lack: Option<(Lack, Option<usize>)>,
 }
 
 impl Plan {
@@ -145,7 +119,9 @@ impl Plan {
     pub fn new(settings: &Settings, host: &Host, rate: Rate) -> Plan {
         let input = &settings.input;
         let n = input.ns.iter().copied().max().unwrap_or(0);
-        let largest = largest_of(input, n);
+        let shape = settings.shape();
+        let (largest, memory) = demand(input, n, &shape);
+        let lack = host.lacks(&memory, 1.0);
         // Runs of one grid and N take the same time in this model, so they are counted, not listed.
         let alike = (input.count() / input.grids.len() / input.ns.len()) as f64;
         let mut seconds = 0.0;
@@ -157,12 +133,13 @@ impl Plan {
         Plan {
             runs: input.count(),
             largest,
-            memory: memory(&largest),
+            memory,
             seconds,
             available: host.available.map(|bytes| (bytes, host.bound.clone())),
             doubts: doubts(settings, host),
             rate,
             host: host.name.clone(),
+            lack: lack.map(|lack| (lack, largest_fitting(input, n, &shape, host))),
         }
     }
 
@@ -171,23 +148,20 @@ impl Plan {
     /// # Errors
     /// [`Error::Resources`] with needed and available.
     pub fn must_fit(&self) -> Result<(), Error> {
-        let Some((available, bound)) = &self.available else { return Ok(()) };
-        if self.memory.total <= u128::from(*available) {
-            return Ok(());
-        }
+        let Some((lack, fitting)) = &self.lack else { return Ok(()) };
         let Run { n, p, q, .. } = self.largest;
-        let fitting = (n as f64 * (*available as f64 / self.memory.total as f64).sqrt() * 0.97) as usize;
         Err(Error::Resources {
             what: format!(
-                "memory: N {n} on {p}x{q} needs {} ({} a rank), {} has {} ({bound})",
-                units::bytes(self.memory.total),
-                units::bytes(self.memory.per_rank),
-                self.host,
-                units::bytes(u128::from(*available)),
+                "memory: N {n} on {p}x{q} {}; {} a rank",
+                lack.told(&self.host),
+                units::bytes(self.memory.per_rank)
             ),
-            remedy: match fitting / 64 * 64 {
-                0 => format!("nothing was run; only more of it helps ({bound})"),
-                fitting => format!("nothing was run; N up to about {fitting} fits"),
+            remedy: match fitting {
+                Some(fitting) => format!("nothing was run; N up to {fitting} fits"),
+                None => format!(
+                    "nothing was run; so many ranks and threads leave no room for a matrix: give fewer, or more memory ({})",
+                    lack.bound
+                ),
             },
         })
     }
@@ -269,6 +243,7 @@ mod tests {
     use crate::cli::Cli;
     use crate::settings::request;
     use clap::Parser;
+    use fulmen::dist::memory::OfProcess;
     use proptest::prelude::*;
 
     fn host(cores: usize, available: u64) -> Host {
@@ -278,6 +253,7 @@ mod tests {
             numa_nodes: 1,
             available: Some(available),
             bound: "free memory".into(),
+            limits: OfProcess::UNLIMITED,
         }
     }
 
@@ -287,6 +263,11 @@ mod tests {
         let rate = Rate::measured(75.0 * host.cores as f64);
         let settings = request(&cli, nowhere.path()).unwrap().settle(host, rate);
         Plan::new(&settings, host, rate)
+    }
+
+    /// The N that a refusal advises.
+    fn advised(refusal: &str) -> Option<usize> {
+        refusal.split("N up to ").nth(1)?.split(' ').next()?.parse().ok()
     }
 
     #[test]
@@ -304,11 +285,10 @@ mod tests {
     fn k5_05_too_large_is_refused_with_both_numbers() {
         let plan = plan("-N 40000", &host(2, 2 << 30));
         let refusal = plan.must_fit().unwrap_err().to_string();
-        assert!(refusal.contains("needs 12.1 GiB"), "{refusal}");
+        assert!(refusal.contains("needs 12.2 GiB"), "{refusal}");
         assert!(refusal.contains("has 2.00 GiB"), "{refusal}");
         // What it advises does fit.
-        let fitting: usize =
-            refusal.split("about ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+        let fitting = advised(&refusal).unwrap();
         super::tests::plan(&format!("-N {fitting}"), &host(2, 2 << 30)).must_fit().unwrap();
         assert!(fitting > 15000, "{fitting}");
     }
@@ -319,7 +299,8 @@ mod tests {
         for args in ["-P 1 -Q 1", "-P 1 -Q 2", "-P 2 -Q 2"] {
             let plan = plan(&format!("-N 20000 --nb 256 {args}"), &host(4, 24 << 30));
             let bound = plan.memory.matrix * 103 / 100 + (64 << 20) * plan.largest.ranks() as u128;
-            assert!(plan.memory.total <= bound, "{args}: {} > {bound}", plan.memory.total);
+            let resident = plan.memory.total - plan.memory.margin;
+            assert!(resident <= bound, "{args}: {resident} > {bound}");
         }
         plan("-N 40000", &host(2, 22 << 30)).must_fit().unwrap();
     }
@@ -345,7 +326,7 @@ mod tests {
     #[test]
     fn wide_blocks_cost_nothing() {
         let plan = plan("-N 20 --nb 8192", &host(2, 1 << 30));
-        assert!(plan.memory.total < FIXED + (1 << 20));
+        assert!(plan.memory.total < super::tests::plan("-N 20 --nb 20", &host(2, 1 << 30)).memory.total + 1);
     }
 
     #[test]
@@ -360,12 +341,38 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever bounds the memory: the N that a refusal advises passes the very same check, and no larger one does.
         #[test]
-        fn numroc_counts_the_owners_elements(n in 0usize..500, nb in 1usize..40, procs in 1usize..9) {
-            for proc in 0..procs {
-                let counted = (0..n).filter(|i| i / nb % procs == proc).count();
-                prop_assert_eq!(numroc(n, nb, proc, procs), counted as u128);
-            }
+        fn what_is_advised_fits(
+            mib in 20u64..40_000,
+            limits in (proptest::option::of(100u64..40_000), proptest::option::of(30u64..40_000)),
+            grid in (1usize..5, 1usize..5),
+            (nb, threads, cores) in (1usize..1200, 1usize..9, 1usize..17),
+            shm: bool,
+            blas: bool,
+            spare in 0usize..3,
+        ) {
+            let bytes = |mib: Option<u64>| mib.map_or(u64::MAX, |mib| mib << 20);
+            let limits = OfProcess { addresses: bytes(limits.0), data: bytes(limits.1) };
+            let host = Host { limits, ..host(cores, mib << 20) };
+            let (p, q) = grid;
+            let rest = format!(
+                "--nb {nb},64 -P {p},1 -Q {q},1 --ranks {} --threads {threads} --fabric {} --kernels {}",
+                p * q + spare,
+                if shm { "shm" } else { "mem" },
+                if blas { "blas" } else { "native" },
+            );
+            let refused = |n: usize| plan(&format!("-N {n} {rest}"), &host).must_fit().err().map(|e| e.to_string());
+            let refusal = refused(200_000).expect("298 GiB");
+            prop_assert!(refused(0).is_some() || advised(&refusal).is_some() || refused(1).is_some());
+            let Some(fitting) = advised(&refusal) else { return Ok(()) };
+            prop_assert_eq!(refused(fitting), None);
+            // A hundredth of the memory is left for what changes meanwhile.
+            let less = |bytes: u64| if bytes == u64::MAX { bytes } else { (bytes as f64 * 0.99) as u64 };
+            let limits = OfProcess { addresses: less(limits.addresses), data: less(limits.data) };
+            let tight = Host { limits, available: host.available.map(less), ..host };
+            let more = format!("-N {} {rest}", fitting + 1);
+            prop_assert!(plan(&more, &tight).must_fit().is_err(), "{} fits as well", fitting + 1);
         }
     }
 }

@@ -11,6 +11,7 @@ use fulmen::Error;
 use crate::cli::{Cli, Fabric};
 use crate::driver::Driver;
 use crate::exit::{Failure, Status};
+use crate::footprint::Home;
 use crate::interrupt;
 use crate::machine::Host;
 use crate::params::Sink;
@@ -58,7 +59,7 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
         request.must_be_startable(host)?;
     }
     let (ranks, threads) = request.shape(host);
-    host.must_hold_threads()?;
+    host.must_hold_threads(&request.crowd(host))?;
     let mut job = driver.calibrate(request.kernels(), ranks, threads)?;
     let rate = match job.gemm_gflops {
         // Of the whole host, also if this job leaves cores idle.
@@ -69,8 +70,11 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
         None => Rate::assumed(host.cores),
     };
     request.cables = job.cables.clone();
-    let settings = request.settle(host, rate);
     // Ranks that a launcher has started are connected already.
+    if !job.fabric.is_empty() {
+        request.home = Home::Launched;
+    }
+    let settings = request.settle(host, rate);
     if job.fabric.is_empty() {
         job.fabric = settings.fabric.name().to_string();
     }

@@ -17,6 +17,7 @@ use crate::cabling;
 use crate::cli::{Cli, Fabric, Wanted};
 use crate::dat;
 use crate::exit::Failure;
+use crate::footprint::{Home, Shape};
 use crate::machine::Host;
 use crate::params::{Input, Sink};
 use crate::plan::Rate;
@@ -50,6 +51,8 @@ pub struct Request {
     pub notes: Vec<String>,
     /// How the ranks are joined, if they are already.
     pub cables: Option<Cables>,
+    /// Who the ranks are.
+    pub home: Home,
     cli: Cli,
     /// What the ranks are.
     fabric: Fabric,
@@ -81,6 +84,10 @@ pub struct Settings {
     pub threads: usize,
     /// What the ranks are.
     pub fabric: Fabric,
+    /// Who the ranks are.
+    pub home: Home,
+    /// Cores of the host that was planned for.
+    pub cores: usize,
     /// The back end, as the library parses it: `native`, `reference`, `blas`, `blas:PATH`.
     pub kernels: String,
     /// Silence after which a rank is lost.
@@ -153,7 +160,8 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
         return Err(Error::argument("P x Q", format!("{p} x {q}"), problem, "give a smaller grid").into());
     }
     cap_depths(&mut input, &mut warnings);
-    Ok(Request { input, given, file, warnings, notes, cables: None, fabric, cli: cli.clone() })
+    let home = if fabric == Fabric::Shm { Home::Processes } else { Home::Threads };
+    Ok(Request { input, given, file, warnings, notes, cables: None, home, fabric, cli: cli.clone() })
 }
 
 /// What this program's own ranks are.
@@ -310,6 +318,12 @@ impl Request {
         (ranks, self.cli.threads.unwrap_or_else(|| (host.cores / ranks).max(1)))
     }
 
+    /// The same, as what shares the memory of the host with a matrix.
+    pub fn crowd(&self, host: &Host) -> Shape {
+        let (ranks, threads) = self.shape(host);
+        Shape { ranks, threads, home: self.home, blas: is_foreign(self.kernels()), cores: host.cores }
+    }
+
     /// Refuses more threads than a machine can be asked for.
     ///
     /// # Errors
@@ -330,9 +344,10 @@ impl Request {
 
     /// Fills what was left open.
     pub fn settle(self, host: &Host, rate: Rate) -> Settings {
-        let (ranks, threads) = self.shape(host);
+        let shape = self.crowd(host);
+        let Shape { ranks, threads, home, cores, .. } = shape;
         let Request { mut input, given, warnings, mut notes, cables, cli, fabric, .. } = self;
-        let mut choices = auto::fill(&mut input, given, (ranks, threads), host, rate);
+        let mut choices = auto::fill(&mut input, given, &shape, host, rate);
         if let Some(cables) = &cables {
             cabling::settle(&mut input, given, cables, &mut choices, &mut notes);
         }
@@ -348,6 +363,8 @@ impl Request {
             ranks,
             threads,
             fabric,
+            home,
+            cores,
             kernels: cli.kernels.unwrap_or_else(|| "native".to_string()),
             silence: cli.silence.unwrap_or(Duration::from_secs(10)),
             timeout: cli.timeout.unwrap_or(Duration::from_secs(600)),
@@ -364,10 +381,24 @@ impl Request {
     }
 }
 
+impl Settings {
+    /// What shares the memory with the matrices.
+    pub fn shape(&self) -> Shape {
+        let Settings { ranks, threads, home, cores, .. } = *self;
+        Shape { ranks, threads, home, blas: is_foreign(&self.kernels), cores }
+    }
+}
+
+/// Whether these kernels, in the user's words, are a library's.
+fn is_foreign(kernels: &str) -> bool {
+    kernels.starts_with("blas")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
+    use fulmen::dist::memory::OfProcess;
 
     fn cli(args: &str) -> Cli {
         Cli::try_parse_from(std::iter::once("hpl-run").chain(args.split_whitespace())).unwrap()
@@ -388,6 +419,7 @@ mod tests {
             numa_nodes: 1,
             available: Some(24 << 30),
             bound: "free memory".into(),
+            limits: OfProcess::UNLIMITED,
         }
     }
 

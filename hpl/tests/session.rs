@@ -169,6 +169,7 @@ impl Folder {
             numa_nodes: 1,
             available: Some(1 << 30),
             bound: "free memory".into(),
+            limits: fulmen::dist::memory::OfProcess::UNLIMITED,
         };
         session::run(&cli, Path::new(&at), &host, driver)
     }

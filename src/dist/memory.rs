@@ -15,7 +15,7 @@ const HUGE_PAGE: usize = 2 << 20;
 pub struct Available {
     /// What all processes of this host and control group may still use together.
     pub host: u64,
-    /// What this process may still use by its own limit (`ulimit -v`).
+    /// What this process may still use by its own limits (`ulimit -v`, `ulimit -d`).
     pub process: u64,
 }
 
@@ -27,9 +27,55 @@ impl Available {
 }
 
 /// Asks the system: free and reclaimable memory, every control group above this process, and the
-/// process's address-space limit. What cannot be found out does not limit.
+/// process's own limits. What cannot be found out does not limit.
 pub fn available() -> Available {
-    Available { host: system::host_available(), process: system::process_available() }
+    let process = of_process();
+    Available { host: of_host().0, process: process.addresses.min(process.data) }
+}
+
+/// What bounds the memory of a host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bound {
+    /// What the host has free.
+    Free,
+    /// The limit of a control group: of a container, or of a batch system's job.
+    Group {
+        /// Bytes that all of the group may use.
+        limit: u64,
+    },
+}
+
+/// [`Available::host`], and what bounds it.
+pub fn of_host() -> (u64, Bound) {
+    let free = system::free();
+    match system::group() {
+        Some((left, limit)) if left < free => (left, Bound::Group { limit }),
+        _ => (free, Bound::Free),
+    }
+}
+
+/// Bytes that a process has left of its own limits; `u64::MAX` where there is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OfProcess {
+    /// Addresses (`ulimit -v`): all that is mapped counts, whether it is touched or not.
+    pub addresses: u64,
+    /// Private memory that can be written (`ulimit -d`): heap, stacks, matrices.
+    pub data: u64,
+}
+
+impl OfProcess {
+    /// No limit.
+    pub const UNLIMITED: OfProcess = OfProcess { addresses: u64::MAX, data: u64::MAX };
+}
+
+/// Asks the system what this process has left.
+pub fn of_process() -> OfProcess {
+    let used = system::used();
+    let left = |limit: Option<u64>, used| limit.map_or(u64::MAX, |limit| limit.saturating_sub(used));
+    OfProcess {
+        addresses: left(limit_of(libc::RLIMIT_AS), used.addresses),
+        data: left(limit_of(libc::RLIMIT_DATA), used.data),
+    }
 }
 
 /// Refuses, on all ranks of `group` alike and before anything is touched, what does not fit.
@@ -76,8 +122,10 @@ fn verdict(what: &str, asked: &[Asked]) -> Result<()> {
             return Err(short(what, &format!("on {}", one.host), on_host, host, "more memory or hosts"));
         }
         if first_of_process && in_process > one.available.process {
-            let (place, remedy) =
-                (format!("in process {} on {}", one.process, one.host), "a higher `ulimit -v`");
+            let (place, remedy) = (
+                format!("in process {} on {}", one.process, one.host),
+                "a higher `ulimit -v` and `ulimit -d`",
+            );
             return Err(short(what, &place, in_process, one.available.process, remedy));
         }
     }
@@ -124,7 +172,8 @@ impl<T: Pod> Zeroed<T> {
         let empty = Zeroed { ptr: NonNull::dangling(), len: 0, mapping: None };
         let refused = |why: String| Error::Resources {
             what: format!("the system refused {len} elements of {} bytes: {why}", size_of::<T>()),
-            remedy: "give a smaller matrix, or raise the limits of this process (`ulimit -v`)".into(),
+            remedy: "give a smaller matrix, or raise the limits of this process (`ulimit -v`, `ulimit -d`)"
+                .into(),
         };
         let Some(bytes) = len.checked_mul(size_of::<T>()).filter(|&b| b <= isize::MAX as usize / 2) else {
             return Err(refused("more than an address space".into()));
@@ -181,11 +230,16 @@ impl<T> Drop for Zeroed<T> {
     }
 }
 
-/// The soft limit of an address space, or `None` where there is none.
-fn address_space_limit() -> Option<u64> {
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+type Resource = libc::__rlimit_resource_t;
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+type Resource = libc::c_int;
+
+/// A soft limit in bytes.
+fn limit_of(resource: Resource) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: fills the struct given.
-    let failed = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } != 0;
+    let failed = unsafe { libc::getrlimit(resource, &mut limit) } != 0;
     (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
@@ -193,31 +247,36 @@ fn address_space_limit() -> Option<u64> {
 mod system {
     use std::path::Path;
 
-    pub(super) fn host_available() -> u64 {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let free = mem_available(&read("/proc/meminfo")).unwrap_or(u64::MAX);
-        free.min(cgroup_available(Path::new("/sys/fs/cgroup"), &read("/proc/self/cgroup")))
+    use super::OfProcess;
+
+    fn read(path: &str) -> String {
+        std::fs::read_to_string(path).unwrap_or_default()
     }
 
-    pub(super) fn process_available() -> u64 {
-        let Some(limit) = super::address_space_limit() else { return u64::MAX };
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-        let pages: u64 = statm.split(' ').next().and_then(|w| w.parse().ok()).unwrap_or(0);
-        // SAFETY: a query without arguments that could be wrong.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(0) as u64;
-        limit.saturating_sub(pages * page)
+    pub(super) fn free() -> u64 {
+        field(&read("/proc/meminfo"), "MemAvailable:").unwrap_or(u64::MAX)
     }
 
-    /// `MemAvailable` of /proc/meminfo, in bytes.
-    pub(super) fn mem_available(meminfo: &str) -> Option<u64> {
-        let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    pub(super) fn group() -> Option<(u64, u64)> {
+        least_of_groups(Path::new("/sys/fs/cgroup"), &read("/proc/self/cgroup"))
+    }
+
+    pub(super) fn used() -> OfProcess {
+        let status = read("/proc/self/status");
+        let of = |name| field(&status, name).unwrap_or(0);
+        OfProcess { addresses: of("VmSize:"), data: of("VmData:") }
+    }
+
+    /// A field of /proc/meminfo or /proc/self/status, in bytes.
+    pub(super) fn field(text: &str, name: &str) -> Option<u64> {
+        let line = text.lines().find_map(|l| l.strip_prefix(name))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
     }
 
-    /// The least that any control group from this process's own up to the root leaves. Version 2, and
-    /// the memory controller of version 1.
-    pub(super) fn cgroup_available(root: &Path, proc_self_cgroup: &str) -> u64 {
-        let mut least = u64::MAX;
+    /// What the control group from this process's own up to the root leaves that leaves least, and its limit. Version
+    /// 2, and the memory controller of version 1.
+    pub(super) fn least_of_groups(root: &Path, proc_self_cgroup: &str) -> Option<(u64, u64)> {
+        let mut least = None;
         for line in proc_self_cgroup.lines() {
             let mut fields = line.splitn(3, ':');
             let (_, Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
@@ -233,19 +292,19 @@ mod system {
             };
             // In a container the path may be the host's, and only the top be seen here.
             for group in Path::new(path.trim_start_matches('/')).ancestors() {
-                least = least.min(group_available(&top.join(group), names).unwrap_or(u64::MAX));
+                least = least.into_iter().chain(left_of(&top.join(group), names)).min();
             }
         }
         least
     }
 
-    fn group_available(group: &Path, [max, current, inactive]: [&str; 3]) -> Option<u64> {
+    fn left_of(group: &Path, [max, current, inactive]: [&str; 3]) -> Option<(u64, u64)> {
         let number = |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
         let limit = number(max)?; // `max`, or no such file: no limit
         let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
         let reclaimable =
             stat.lines().find_map(|l| l.strip_prefix(inactive)?.trim().parse::<u64>().ok()).unwrap_or(0);
-        Some(limit.saturating_sub(number(current)?.saturating_sub(reclaimable)))
+        Some((limit.saturating_sub(number(current)?.saturating_sub(reclaimable)), limit))
     }
 }
 
@@ -253,8 +312,10 @@ mod system {
 mod system {
     use fulmen_kernels::sysctl::number;
 
+    use super::OfProcess;
+
     /// Pages that are free, hold a file's content that is still on disk, or that their owner let go.
-    pub(super) fn host_available() -> u64 {
+    pub(super) fn free() -> u64 {
         let pages = number(c"vm.page_free_count").map(|free| {
             free + number(c"vm.page_pageable_external_count").unwrap_or(0)
                 + number(c"vm.page_purgeable_count").unwrap_or(0)
@@ -266,19 +327,29 @@ mod system {
         }
     }
 
-    pub(super) fn process_available() -> u64 {
-        super::address_space_limit().unwrap_or(u64::MAX)
+    pub(super) fn group() -> Option<(u64, u64)> {
+        None
+    }
+
+    pub(super) fn used() -> OfProcess {
+        OfProcess { addresses: 0, data: 0 }
     }
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 mod system {
-    pub(super) fn host_available() -> u64 {
+    use super::OfProcess;
+
+    pub(super) fn free() -> u64 {
         u64::MAX
     }
 
-    pub(super) fn process_available() -> u64 {
-        super::address_space_limit().unwrap_or(u64::MAX)
+    pub(super) fn group() -> Option<(u64, u64)> {
+        None
+    }
+
+    pub(super) fn used() -> OfProcess {
+        OfProcess { addresses: 0, data: 0 }
     }
 }
 
@@ -345,9 +416,9 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn every_control_group_above_counts_and_page_cache_does_not() {
-        use super::system::{cgroup_available, mem_available};
-        assert_eq!(mem_available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"), Some(2 << 20));
-        assert_eq!(mem_available("MemTotal: 9 kB\n"), None);
+        use super::system::{field, least_of_groups};
+        assert_eq!(field("MemTotal: 9 kB\nMemAvailable:   2048 kB\n", "MemAvailable:"), Some(2 << 20));
+        assert_eq!(field("MemTotal: 9 kB\n", "MemAvailable:"), None);
 
         let root = std::env::temp_dir().join(format!("fulmen-cgroup-{}", std::process::id()));
         let write = |path: &str, text: &str| {
@@ -360,14 +431,14 @@ mod tests {
         write("job/memory.stat", "anon 5\ninactive_file 536870912\n");
         write("job/step/memory.max", "max\n");
         write("job/step/memory.current", "7\n");
-        assert_eq!(cgroup_available(&root, "0::/job/step\n"), 3 << 29);
-        assert_eq!(cgroup_available(&root, "0::/elsewhere\n"), u64::MAX);
-        assert_eq!(cgroup_available(&root, ""), u64::MAX);
+        assert_eq!(least_of_groups(&root, "0::/job/step\n"), Some((3 << 29, 2 << 30)));
+        assert_eq!(least_of_groups(&root, "0::/elsewhere\n"), None);
+        assert_eq!(least_of_groups(&root, ""), None);
 
         write("memory/box/memory.limit_in_bytes", "1000\n");
         write("memory/box/memory.usage_in_bytes", "400\n");
         write("memory/box/memory.stat", "inactive_file 1\ntotal_inactive_file 100\n");
-        assert_eq!(cgroup_available(&root, "9:cpu,cpuacct:/\n5:memory:/box\n"), 700);
+        assert_eq!(least_of_groups(&root, "9:cpu,cpuacct:/\n5:memory:/box\n"), Some((700, 1000)));
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

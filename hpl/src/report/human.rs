@@ -22,8 +22,9 @@ pub fn head(job: &Job, plan: &Plan) -> String {
     );
     let run = &plan.largest;
     let memory = match &plan.available {
-        Some((bytes, _)) => {
-            format!("{} of {} free", units::bytes(plan.memory.total), units::bytes(u128::from(*bytes)))
+        Some((bytes, bound)) => {
+            let free = if bound == "free memory" { "free".to_string() } else { format!("({bound})") };
+            format!("{} of {} {free}", units::bytes(plan.memory.total), units::bytes(u128::from(*bytes)))
         }
         None => units::bytes(plan.memory.total),
     };

@@ -253,7 +253,14 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     fn host() -> Host {
-        Host { name: "x".into(), cores: 2, numa_nodes: 1, available: None, bound: String::new() }
+        Host {
+            name: "x".into(),
+            cores: 2,
+            numa_nodes: 1,
+            available: None,
+            bound: String::new(),
+            limits: fulmen::dist::memory::OfProcess::UNLIMITED,
+        }
     }
 
     fn written(outcomes: &[Outcome], status: Status) -> Value {

@@ -29,20 +29,21 @@ pub struct SelfTest {
 }
 
 /// Tests the kernels with teams up to this one, and measures dgemm before and after: a shared machine has moods,
-/// and what it can do shows in its best. About a second.
-pub fn self_test(set: &KernelSet, team: &Team) -> SelfTest {
+/// and what it can do shows in its best. About a second. What dgemm is measured on takes at most `room` bytes, if that is
+/// enough for the smallest.
+pub fn self_test(set: &KernelSet, team: &Team, room: u64) -> SelfTest {
     const BUDGET: Duration = Duration::from_millis(300);
     let start = Instant::now();
-    let before = dgemm_gflops(set, team, BUDGET);
+    let before = dgemm_gflops(set, team, room, BUDGET);
     let failures = check(set, team);
-    let gflops = before.max(dgemm_gflops(set, team, BUDGET));
+    let gflops = before.max(dgemm_gflops(set, team, room, BUDGET));
     SelfTest { passed: failures.is_empty(), failures, gflops, took: start.elapsed() }
 }
 
 /// Speed of double-precision gemm with the whole team, in Gflop/s, as [`SelfTest::gflops`] means it: the best of
-/// what fits into `budget`, three measurements at least. 0 when it panics.
-pub fn dgemm_gflops(set: &KernelSet, team: &Team, budget: Duration) -> f64 {
-    catch_unwind(AssertUnwindSafe(|| calibrate(set, team, budget))).unwrap_or(0.0)
+/// what fits into `budget` and `room`, three measurements at least. 0 when it panics.
+pub fn dgemm_gflops(set: &KernelSet, team: &Team, room: u64, budget: Duration) -> f64 {
+    catch_unwind(AssertUnwindSafe(|| calibrate(set, team, room, budget))).unwrap_or(0.0)
 }
 
 /// The failures of all four types.
@@ -73,10 +74,12 @@ fn check_type<T: Element>(set: &KernelSet, teams: &[&Team], failures: &mut Vec<S
 
 /// Gflop/s of C := C - A·B with A m × 256 and B 256 × m: the best of what fits into `budget`.
 ///
-/// m is 2048 (4096 for more than 8 threads), or as much of it as can be had a few times in the time. C's
+/// m is 2048 (4096 for more than 8 threads), or as much of it as can be had a few times in the time, and fits. C's
 /// columns are as far apart as a local matrix's would be: no power of two, aligned.
-fn calibrate(set: &KernelSet, team: &Team, budget: Duration) -> f64 {
+fn calibrate(set: &KernelSet, team: &Team, room: u64, budget: Duration) -> f64 {
     const K: usize = 256;
+    // C, A and B, and both packed.
+    let fits = |m: usize| 8 * (m + 8) * (m + 4 * K + 8) <= usize::try_from(room).unwrap_or(usize::MAX);
     let kernels = set.of::<f64>();
     let largest = if team.len() > 8 { 4096 } else { 2048 };
     let start = Instant::now();
@@ -94,7 +97,7 @@ fn calibrate(set: &KernelSet, team: &Team, budget: Duration) -> f64 {
         once();
         let time = once();
         // The next size takes four times as long, and is wanted five times at least.
-        if m < largest && start.elapsed() + 20 * time < budget {
+        if m < largest && fits(2 * m) && start.elapsed() + 20 * time < budget {
             m *= 2;
             continue;
         }

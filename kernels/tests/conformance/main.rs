@@ -564,7 +564,7 @@ proptest! {
 fn every_back_end_passes_its_self_test() {
     for backend in backends::all() {
         for threads in [1, 3] {
-            let report = self_test(&backend.set, &Team::new(threads).unwrap());
+            let report = self_test(&backend.set, &Team::new(threads).unwrap(), u64::MAX);
             assert!(report.passed && report.failures.is_empty(), "{}: {:#?}", backend.name, report.failures);
             assert!(report.gflops > 0.0, "{}", backend.name);
             let _ = writeln!(
@@ -583,7 +583,7 @@ fn a_broken_back_end_is_named_and_not_believed() {
     let team = Team::new(2).unwrap();
     for (fault, words) in broken::ALL {
         let right = KernelSet::select(&Choice::reference()).unwrap();
-        let report = self_test(&KernelSet::new(broken::Broken { right, fault }), &team);
+        let report = self_test(&KernelSet::new(broken::Broken { right, fault }), &team, 0);
         assert!(!report.passed, "{fault:?} was not noticed");
         let told = report.failures.iter().any(|failure| failure.contains(words));
         assert!(told, "{fault:?} should be told with `{words}`: {:#?}", report.failures);
