@@ -7,6 +7,9 @@ use clap::{Parser, Subcommand};
 use fulmen::fabric::mixed::Choice;
 use fulmen::fabric::tcp::On;
 
+use fulmen::Error;
+use fulmen::job::env::FABRIC;
+
 use crate::doctor;
 use crate::params::{Bcast, Fact, Pmap, Swap};
 
@@ -86,7 +89,7 @@ pub struct Cli {
     pub threshold: Option<f64>,
 
     /// Seed of the matrix generator (netlib's is 100)
-    #[arg(long, allow_negative_numbers = true, value_name = "SEED", help_heading = PROBLEM)]
+    #[arg(long, allow_negative_numbers = true, value_parser = seed, value_name = "SEED", help_heading = PROBLEM)]
     pub seed: Option<u64>,
 
     /// Look-ahead depths
@@ -176,6 +179,10 @@ pub struct Cli {
     #[arg(long, short, help_heading = REPORT)]
     pub quiet: bool,
 
+    /// What has decided on `ranks`, if the user has not
+    #[arg(skip)]
+    pub ranks_by: Option<String>,
+
     /// Say what joins each two ranks that a launcher has started
     #[arg(long, short, conflicts_with = "quiet", help_heading = REPORT)]
     pub verbose: bool,
@@ -254,6 +261,14 @@ fn whole(text: &str, least: usize) -> Result<usize, String> {
     }
 }
 
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse::<u64>().map_err(|_| match text.parse::<f64>() {
+        Ok(value) if value < 0.0 => "must be at least 0: netlib's seed is 100".to_string(),
+        Ok(value) if value >= 2f64.powi(64) => format!("must be at most {}", u64::MAX),
+        _ => "not a whole number: write digits only, such as 100, netlib's seed".to_string(),
+    })
+}
+
 /// A name or number out of a table.
 fn pick<T: Copy>(text: &str, table: &[(T, &[&str])]) -> Result<T, String> {
     let wanted = text.to_lowercase();
@@ -309,6 +324,29 @@ fn wanted(text: &str) -> Result<Wanted, String> {
         _ => text.parse().map(Wanted::Processes).map_err(|_| {
             "write mem or shm; with a launcher auto, shm, tcp, verbs or verbs:DEVICE".to_string()
         }),
+    }
+}
+
+impl Cli {
+    /// What [`FABRIC`] names counts where no flag does, for ranks of this program's own too.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] naming the variable.
+    pub fn fabric_of(&mut self, variable: Option<String>) -> Result<(), Error> {
+        let (None, Some(text)) = (&self.fabric, variable) else { return Ok(()) };
+        let wrong = |problem: &str, remedy: &str| Err(Error::argument(FABRIC, &text, problem, remedy));
+        match wanted(&text) {
+            Ok(Wanted::Processes(Choice::Auto)) => {}
+            Ok(one @ (Wanted::Mem | Wanted::Processes(Choice::Shm))) => self.fabric = Some(one),
+            Ok(_) => {
+                return wrong(
+                    "is for ranks that a launcher has started",
+                    "start them so (fulmen-run --host a,b hpl-run ...), or unset it",
+                );
+            }
+            Err(remedy) => return wrong("is no transport", &remedy),
+        }
+        Ok(())
     }
 }
 
@@ -411,12 +449,32 @@ mod tests {
             (&["--threshold", "x"], "not a number"),
             (&["-N", "-5"], "must be at least 0"),
             (&["-N", "99999999999999999999"], "must be at most 2147483647"),
-            (&["--seed", "-1"], "invalid value '-1' for '--seed"),
+            (&["--seed", "-1"], "must be at least 0: netlib's seed is 100"),
+            (&["--seed", "1e3"], "write digits only"),
+            (&["--seed", "18446744073709551616"], "must be at most 18446744073709551615"),
             (&["a.dat", "--input", "b.dat"], "cannot be used with"),
             (&["--check", "--json", "x"], "cannot be used with"),
         ] {
             let message = parse(args).unwrap_err();
             assert!(message.contains(words), "{message}");
+        }
+    }
+
+    /// The variable's word counts as the flag's does.
+    #[test]
+    fn the_variable_that_names_a_fabric() {
+        let of = |args: &[&str], value: Option<&str>| {
+            let mut cli = parse(args).unwrap();
+            cli.fabric_of(value.map(str::to_string)).map(|()| cli.fabric).map_err(|e| e.to_string())
+        };
+        assert_eq!(of(&[], None), Ok(None));
+        assert_eq!(of(&[], Some("auto")), Ok(None));
+        assert_eq!(of(&[], Some("shm")), Ok(Some(Wanted::Processes(Choice::Shm))));
+        assert_eq!(of(&["--fabric", "mem"], Some("shm")), Ok(Some(Wanted::Mem)));
+        for (value, words) in [("tcp", "is for ranks that a launcher has started"), ("ib", "is no transport")]
+        {
+            let message = of(&[], Some(value)).unwrap_err();
+            assert!(message.starts_with(&format!("FULMEN_FABRIC: {value}: {words}")), "{message}");
         }
     }
 

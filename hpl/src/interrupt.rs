@@ -1,4 +1,4 @@
-//! Ctrl-C, SIGTERM and a closed terminal: the program ends in order, once. This is the only place that catches
+//! Ctrl-C, SIGTERM, a closed terminal and what else asks a program to end: it does so in order, once. This is the only place that catches
 //! signals in `hpl-run`; whoever starts processes asks [`count`]. (`fulmen-run`, which ends others first, counts for
 //! itself: `launch::signals`.)
 
@@ -9,7 +9,26 @@ use std::time::{Duration, Instant};
 use fulmen::Error;
 use fulmen::fabric::Fabric;
 
+/// Signals that end a program, and where they mostly come from. (By themselves all of them end it without a word.)
+const SIGNALS: [(libc::c_int, &str, &str); 9] = [
+    (libc::SIGINT, "SIGINT", "Ctrl-C"),
+    (libc::SIGTERM, "SIGTERM", "kill, or a batch system that ends the job"),
+    (libc::SIGHUP, "SIGHUP", "its terminal was closed"),
+    (libc::SIGQUIT, "SIGQUIT", "Ctrl-\\"),
+    (libc::SIGUSR1, "SIGUSR1", "a batch system's warning that time runs out, such as Slurm's --signal"),
+    (
+        libc::SIGUSR2,
+        "SIGUSR2",
+        "a batch system's warning that it will be killed, such as Grid Engine's -notify",
+    ),
+    (libc::SIGXCPU, "SIGXCPU", "the limit of CPU time: ulimit -t, or a batch system's"),
+    (libc::SIGALRM, "SIGALRM", "a timer that was set before it was started"),
+    (libc::SIGVTALRM, "SIGVTALRM", "a timer that was set before it was started"),
+];
+
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
+/// Which came first.
+static WHICH: AtomicI32 = AtomicI32::new(0);
 /// When the first came, in milliseconds of a clock that only goes on.
 static FIRST: AtomicI64 = AtomicI64::new(0);
 
@@ -19,13 +38,22 @@ const AGAIN: i64 = 500;
 /// How often the watcher looks.
 const EVERY: Duration = Duration::from_millis(50);
 
-extern "C" fn note(_: libc::c_int) {
+extern "C" fn note(signal: libc::c_int) {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: fills the struct; may be called from a signal handler.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let now = now.tv_sec * 1000 + now.tv_nsec / 1_000_000;
-    if CAUGHT.fetch_add(1, Ordering::Relaxed) == 0 {
-        return FIRST.store(now, Ordering::Relaxed);
+    // The system repeats this one every second.
+    if signal == libc::SIGXCPU && CAUGHT.load(Ordering::Relaxed) > 0 {
+        return;
+    }
+    let first = WHICH.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    if first {
+        FIRST.store(now, Ordering::Relaxed);
+    }
+    CAUGHT.fetch_add(1, Ordering::Relaxed);
+    if first {
+        return;
     }
     // A second one ends the program at once, whatever the first is waiting for; but not what a key held down or a
     // launcher that sends two signals in a row adds: the first has files to tidy.
@@ -40,28 +68,37 @@ pub fn count() -> i32 {
     CAUGHT.load(Ordering::Relaxed)
 }
 
-/// Calls `handler` for SIGINT, SIGTERM and SIGHUP from now on. Signals that were ignored (`nohup`, a job in the
+/// What ended the program: `interrupted by SIGUSR1: a batch system's warning ...`
+pub fn words() -> String {
+    let which = WHICH.load(Ordering::Relaxed);
+    let known = SIGNALS.iter().find(|(signal, ..)| *signal == which);
+    known.map_or("interrupted".to_string(), |(_, name, origin)| format!("interrupted by {name}: {origin}"))
+}
+
+/// Calls `handler` for [`SIGNALS`] from now on. Signals that were ignored (`nohup`, a job in the
 /// background of a script) stay so. The handler may do only what a signal handler may: atomics and `_exit`.
 pub(crate) fn catch(handler: extern "C" fn(libc::c_int)) {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: plain data, all zeros is valid.
-        let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
-        let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
-        new.sa_sigaction = handler as usize;
-        new.sa_flags = libc::SA_RESTART;
-        // SAFETY: both handlers of this crate only touch an atomic and call _exit; a function stays valid for the
-        // whole program.
-        unsafe {
-            libc::sigaction(signal, std::ptr::null(), &raw mut old);
-            if old.sa_sigaction != libc::SIG_IGN {
-                libc::sigaction(signal, &raw const new, std::ptr::null_mut());
-            }
+    SIGNALS.iter().for_each(|(signal, ..)| catch_one(*signal, handler));
+}
+
+fn catch_one(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
+    // SAFETY: plain data, all zeros is valid.
+    let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
+    new.sa_sigaction = handler as usize;
+    new.sa_flags = libc::SA_RESTART;
+    // SAFETY: both handlers of this crate only touch an atomic and call _exit; a function stays valid for the
+    // whole program.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), &raw mut old);
+        if old.sa_sigaction != libc::SIG_IGN {
+            libc::sigaction(signal, &raw const new, std::ptr::null_mut());
         }
     }
 }
 
-/// Catches SIGINT, SIGTERM and SIGHUP from now on, for who looks at [`count`] between the steps of what has to end in order.
+/// Catches what asks the program to end from now on, for who looks at [`count`] between the steps of what has to end in order.
 /// A second signal ends the program at once.
 pub fn listen() {
     catch(note);
@@ -72,7 +109,7 @@ pub fn listen() {
 /// # Errors
 /// [`Error::Interrupted`] when one has come meanwhile.
 pub fn stop_listening() -> Result<(), Error> {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for (signal, ..) in SIGNALS {
         // SAFETY: plain data, all zeros is valid.
         let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: asks, and gives up no handler but our own.
@@ -103,7 +140,20 @@ fn give_back() -> Option<(Weak<dyn Fabric>, Instant)> {
     Some((fabric, Instant::now() + within))
 }
 
-/// Catches SIGINT, SIGTERM and SIGHUP from now on, and runs `end` on a thread of its own when one comes. `end` keeps what
+/// The limit of CPU time, which each process has by itself, runs `end` on a thread of its own; the program goes on. For a rank
+/// whose other signals are answered by who started it.
+pub fn at_limit_of_cpu_time(end: impl FnOnce() + Send + 'static) {
+    catch_one(libc::SIGXCPU, note);
+    // Without a watcher the hard limit ends this process.
+    let _ = std::thread::Builder::new().name("interrupt".to_string()).spawn(move || {
+        while count() == 0 {
+            std::thread::sleep(EVERY);
+        }
+        end();
+    });
+}
+
+/// Catches what asks the program to end from now on, and runs `end` on a thread of its own when one comes. `end` keeps what
 /// can be kept; then the program ends with 5, after what is held was given back ([`gives_back`]).
 pub fn watch(end: impl FnOnce() + Send + 'static) {
     catch(note);

@@ -151,6 +151,19 @@ fn holds_devices(job: &Job) -> bool {
     job.steps().iter().any(|step| step.over == Transport::Verbs)
 }
 
+/// What says how many ranks a job has.
+fn decided_by(starter: Starter, size: usize) -> String {
+    let variable = match starter {
+        Starter::FulmenRun { .. } => return "fulmen-run (-n, or its hosts)".to_string(),
+        Starter::Torchrun => "WORLD_SIZE",
+        Starter::OpenMpi => "OMPI_COMM_WORLD_SIZE",
+        Starter::Pmi => "PMI_SIZE",
+        Starter::Slurm if std::env::var_os("SLURM_STEP_NUM_TASKS").is_some() => "SLURM_STEP_NUM_TASKS",
+        Starter::Slurm => "SLURM_NTASKS",
+    };
+    format!("{variable}={size} ({starter})")
+}
+
 fn is_ours(job: &Job) -> bool {
     matches!(job.starter(), Starter::FulmenRun { .. })
 }
@@ -193,6 +206,7 @@ fn lead(member: Member, cli: std::result::Result<Cli, clap::Error>) -> ExitCode 
         // They have served.
         (cli.fabric, cli.interfaces) = (None, None);
         cli.ranks = Some(size);
+        cli.ranks_by = Some(decided_by(lead.member.job.starter(), size));
         cli.threads = cli.threads.or(lead.member.own_threads);
         lead.member.order(&Order::Links)?;
         for slow in lead.member.slow_links()? {

@@ -1,4 +1,4 @@
-//! `ulimit -f`: a file that may not grow is an error that is told, not the program's end.
+//! Limits that end a program without a word, told instead. `ulimit -f`: a file that may not grow is an error that is told, not the program's end.
 
 extern "C" fn go_on(_: libc::c_int) {}
 
@@ -12,4 +12,19 @@ pub fn tell_of_file_sizes() {
     action.sa_flags = libc::SA_RESTART;
     // SAFETY: the handler does nothing, and stays valid for the whole program.
     unsafe { libc::sigaction(libc::SIGXFSZ, &raw const action, std::ptr::null_mut()) };
+}
+
+/// `ulimit -t` sets two limits to one value, and at the second the system kills. From now on the first, of which we are told
+/// (SIGXCPU), comes earlier by what all threads use while the program ends in order.
+pub fn leave_time_to_end() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: fills the struct given.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_CPU, &raw mut limit) } == 0;
+    if !known || limit.rlim_cur == libc::RLIM_INFINITY || limit.rlim_cur < limit.rlim_max {
+        return;
+    }
+    let spare = (1 + fulmen::kernels::cores() as libc::rlim_t / 4).min(limit.rlim_max / 2);
+    limit.rlim_cur = limit.rlim_max - spare;
+    // SAFETY: lowers the first of the two.
+    unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const limit) };
 }

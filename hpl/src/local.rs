@@ -80,6 +80,7 @@ impl Driver for Local {
             kernels,
             self_test: "ok".to_string(),
             gemm_gflops: Some(test.gflops),
+            crowded: false,
             places: vec![],
             cables: None,
             links: vec![],
@@ -199,7 +200,10 @@ fn start_processes(settings: &Settings, bounds: Bounds) -> Result<Ranks> {
     let supervisor = std::thread::Builder::new()
         .name("supervisor".into())
         .spawn(move || supervisor.run())
-        .map_err(|e| system("cannot start a thread", e))?;
+        .map_err(|e| Error::Resources {
+            what: format!("no thread to watch the ranks: {e}"),
+            remedy: "ask for fewer ranks or threads, or raise the limit (ulimit -u)".into(),
+        })?;
     Ok(Ranks::Processes { supervisor: Some(supervisor), notes })
 }
 
@@ -216,7 +220,9 @@ fn hear(notes: &mut PipeReader, progress: &Progress) -> Option<Outcome> {
 fn why_ended(supervisor: Option<JoinHandle<Result<shm::Outcome>>>) -> Error {
     let Some(supervisor) = supervisor else { return Error::Internal("the ranks have ended".into()) };
     match supervisor.join() {
-        Ok(Ok(shm::Outcome { exit_code: 5, .. })) => Error::Interrupted,
+        Ok(Ok(shm::Outcome { exit_code: 5, message, .. })) if interrupt::count() > 0 || message.is_none() => {
+            Error::Interrupted
+        }
         Ok(Ok(shm::Outcome { exit_code: 0, .. })) => {
             Error::Internal("rank 0 ended without an outcome".into())
         }

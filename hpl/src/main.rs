@@ -12,6 +12,7 @@ use fulmen_hpl::{doctor, job, limits, session, worker};
 
 fn main() -> ExitCode {
     limits::tell_of_file_sizes();
+    limits::leave_time_to_end();
     if let Some(code) = worker::run_if_asked() {
         return code;
     }
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
             return e.exit_code().into();
         }
     }
-    let cli = Cli::parse();
+    let mut cli = Cli::parse();
     if let Some(Command::Doctor(options)) = &cli.command {
         fulmen_hpl::interrupt::listen();
         let told = doctor::run(options, &mut std::io::stdout()).map_err(Failure::from);
@@ -36,6 +37,10 @@ fn main() -> ExitCode {
                 failure.status()
             })
             .into();
+    }
+    if let Err(e) = cli.fabric_of(std::env::var(fulmen::job::env::FABRIC).ok()) {
+        eprintln!("hpl-run: {e}");
+        return e.exit_code().into();
     }
     session::run(&cli, Path::new(""), &Host::detect(), &mut Local::default()).into()
 }

@@ -206,6 +206,9 @@ impl Default for Input {
     }
 }
 
+/// Panels kept ahead at most; deeper look-ahead needs more panel buffers and gains nothing (HPL's TUNING).
+pub const DEEPEST: usize = 2;
+
 /// One point of the sweep: what a single solve is told.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Run {

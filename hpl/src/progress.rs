@@ -52,6 +52,16 @@ enum Shown {
     Lines(Mutex<Instant>),
 }
 
+/// The bar that is on the terminal now, for who ends the program meanwhile.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Takes the bar away, if there is one: the program ends.
+pub fn clear() {
+    if let Some(bar) = BAR.lock().unwrap_or_else(|e| e.into_inner()).take() {
+        bar.finish_and_clear();
+    }
+}
+
 /// Steps of the bar.
 const STEPS: u64 = 1000;
 
@@ -66,6 +76,7 @@ impl Progress {
             if let Ok(style) = ProgressStyle::with_template("[{bar:25}] {msg}") {
                 bar.set_style(style.progress_chars("=> "));
             }
+            *BAR.lock().unwrap_or_else(|e| e.into_inner()) = Some(bar.clone());
             Shown::Bar(bar)
         } else {
             Shown::Lines(Mutex::new(begun))
@@ -104,8 +115,8 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Shown::Bar(bar) = &self.shown {
-            bar.finish_and_clear();
+        if matches!(self.shown, Shown::Bar(_)) {
+            clear();
         }
     }
 }

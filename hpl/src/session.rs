@@ -16,7 +16,7 @@ use crate::interrupt;
 use crate::machine::Host;
 use crate::params::Sink;
 use crate::plan::{Plan, Rate};
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::report::bundle::{self, Bundle};
 use crate::report::file::Target;
 use crate::report::{Job, Outcome, Tally, Verdict, calibration, human, json, links, out};
@@ -61,6 +61,7 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
     let (ranks, threads) = request.shape(host);
     host.must_hold_threads(&request.crowd(host))?;
     let mut job = driver.calibrate(request.kernels(), ranks, threads)?;
+    job.crowded = ranks * threads > host.cores;
     let rate = match job.gemm_gflops {
         // Of the whole host, also if this job leaves cores idle.
         Some(gflops) => {
@@ -104,7 +105,7 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
         drop(open.take()?); // nothing was begun, and nothing is kept
         return Err(error.into());
     }
-    let result = solve_all(&settings, &plan, &open, driver, host);
+    let result = solve_all(&settings, &plan, &open, driver).map_err(by_its_signal);
     // The watcher may have taken the reports; then it ends the program with 5.
     let reports = open.take()?;
     match result {
@@ -114,6 +115,14 @@ fn attempt(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> Re
             reports.break_off(failure.status(), &failure.to_string());
             Err(failure)
         }
+    }
+}
+
+/// An interrupt with its signal's name.
+fn by_its_signal(error: Error) -> Error {
+    match error {
+        Error::Interrupted => Error::Ended { message: interrupt::words(), code: Status::Interrupted as u8 },
+        other => other,
     }
 }
 
@@ -135,8 +144,10 @@ impl Open {
             if at_signal.processes.load(Ordering::Relaxed) {
                 std::thread::sleep(IN_ORDER);
             }
-            say("hpl-run: interrupted");
-            at_signal.break_off(Status::Interrupted, "interrupted");
+            progress::clear();
+            let words = interrupt::words();
+            say(format!("hpl-run: {words}"));
+            at_signal.break_off(Status::Interrupted, &words);
         });
         open
     }
@@ -187,13 +198,7 @@ fn show(settings: &Settings, plan: &Plan) -> Result<(), Failure> {
     }
 }
 
-fn solve_all(
-    settings: &Settings,
-    plan: &Plan,
-    open: &Open,
-    driver: &mut dyn Driver,
-    host: &Host,
-) -> Result<(), Error> {
+fn solve_all(settings: &Settings, plan: &Plan, open: &Open, driver: &mut dyn Driver) -> Result<(), Error> {
     let told = !settings.quiet;
     let mut warned = false;
     open.with(|r| r.begin(settings))?;
@@ -208,7 +213,7 @@ fn solve_all(
         let now = if idle && doubtful { driver.measure_again() } else { None };
         open.with(|r| {
             r.job.gemm_gflops = r.job.gemm_gflops.map(|then| now.map_or(then, |now| now.max(then)));
-            let warning = calibration::warning(&outcome, &r.job, now, host.cores).filter(|_| !warned);
+            let warning = calibration::warning(&outcome, &r.job, now).filter(|_| !warned);
             r.add(outcome.clone())?;
             if told && (plan.runs <= TOLD_ONE_BY_ONE || outcome.verdict() == Verdict::Failed) {
                 say(human::verdict(&outcome, &r.job, settings.hash));
@@ -249,7 +254,10 @@ struct Reports {
 impl Reports {
     /// Opens the files: what cannot be written is found before any work.
     fn open(settings: &Settings, job: &Job, host: &Host) -> Result<Reports, Error> {
-        settings.bundle.as_deref().map(bundle::prepare).transpose()?;
+        if let Some(folder) = settings.bundle.as_deref() {
+            bundle::prepare(folder)?;
+            settings::keep_bundle_apart(settings, folder)?;
+        }
         Ok(Reports {
             text: vec![],
             out: Some(Target::open(&settings.input.sink, OUTPUT)?),
@@ -284,14 +292,17 @@ impl Reports {
     /// What there is of the JSON report, for the case that the program is killed: that writes no more.
     fn save(&mut self) -> std::io::Result<()> {
         let Some(json) = &mut self.json else { return Ok(()) };
-        if self.saved.is_some_and(|then| then.elapsed() < SAVED_EVERY) || !json.restart()? {
+        if self.saved.is_some_and(|then| then.elapsed() < SAVED_EVERY) {
             return Ok(());
         }
         let runs = crate::units::count(self.outcomes.len(), "run");
         let reason = format!("ended without a word, after {runs} or more");
-        json::Report::new(&self.job, &self.host, &self.outcomes, Status::Interrupted, &reason).write(json)?;
+        let mut text = vec![];
+        json::Report::new(&self.job, &self.host, &self.outcomes, Status::Interrupted, &reason)
+            .write(&mut text)?;
+        json.rewrite(&text)?;
         self.saved = Some(Instant::now());
-        json.flush()
+        Ok(())
     }
 
     /// Adds to the HPL.out report, at once.
@@ -332,7 +343,8 @@ impl Reports {
         let former = self.out.take().map(Target::complete).transpose();
         tell_of_former(former.map_err(|e| system("the HPL.out report", &e))?.flatten());
         if let Some(folder) = &settings.bundle {
-            let command = std::env::args().collect::<Vec<_>>().join(" ");
+            let command =
+                bundle::quoted(std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()));
             let bundle = Bundle {
                 input: &settings.input,
                 text: &self.text,

@@ -19,13 +19,10 @@ use crate::dat;
 use crate::exit::Failure;
 use crate::footprint::{Home, Shape};
 use crate::machine::Host;
-use crate::params::{Input, Sink};
+use crate::params::{DEEPEST, Input, Sink};
 use crate::plan::Rate;
-use crate::report::file;
+use crate::report::{bundle, file};
 use crate::units;
-
-/// Panels kept ahead at most; deeper look-ahead needs more panel buffers and gains nothing (HPL's TUNING).
-pub const DEEPEST: usize = 2;
 
 /// Larger files, and devices that never end, are no HPL.dat.
 const LARGEST: u64 = 1 << 20;
@@ -96,6 +93,8 @@ pub struct Settings {
     pub timeout: Duration,
     /// Where the JSON report goes.
     pub json: Option<Sink>,
+    /// `HPL.dat`, if one was read.
+    pub file: Option<PathBuf>,
     /// Where the certificate's files go.
     pub bundle: Option<PathBuf>,
     /// Print the hash of x.
@@ -171,7 +170,8 @@ fn own_fabric(cli: &Cli) -> Result<Fabric, Error> {
         Err(Error::argument(name, value, "is for ranks that a launcher has started", remedy))
     };
     if let Some(on) = &cli.interfaces {
-        return launched("--interfaces", format!("{} of them", on.len()));
+        let names: Vec<String> = on.iter().map(ToString::to_string).collect();
+        return launched("--interfaces", names.join(","));
     }
     match &cli.fabric {
         None | Some(Wanted::Mem) => Ok(Fabric::Mem),
@@ -232,6 +232,37 @@ fn keep_apart(file: Option<&Path>, sink: &Sink, json: Option<&Path>) -> Result<(
     }
 }
 
+/// Nor may a file of the bundle.
+///
+/// # Errors
+/// [`Error::Argument`].
+pub fn keep_bundle_apart(settings: &Settings, folder: &Path) -> Result<(), Error> {
+    let of_sink = |sink: Option<&Sink>| match sink {
+        Some(Sink::File(path)) => Some(path.clone()),
+        _ => None,
+    };
+    let others = [
+        (settings.file.clone(), "the HPL.dat that is run"),
+        (of_sink(Some(&settings.input.sink)), "the HPL.out report"),
+        (of_sink(settings.json.as_ref()), "the JSON report"),
+    ];
+    for name in bundle::names(&settings.input, folder) {
+        let other = others.iter().find(|(path, _)| {
+            path.as_ref().is_some_and(|path| file::replaces(&name, path) || file::replaces(path, &name))
+        });
+        if let Some((_, what)) = other {
+            let problem = format!("{} would replace {what}", name.display());
+            return Err(Error::argument(
+                "--bundle",
+                folder.display(),
+                problem,
+                "nothing was run; name another folder",
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// -P and -Q over the file's grids, and both against --ranks.
 fn grids(cli: &Cli, input: &mut Input, from_file: bool) -> Result<bool, Error> {
     let list = |v: &[usize]| v.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
@@ -256,7 +287,8 @@ fn grids(cli: &Cli, input: &mut Input, from_file: bool) -> Result<bool, Error> {
         match these.iter().find(|&&one| !ranks.is_multiple_of(one)) {
             Some(one) => {
                 let problem = format!("{one} does not divide {ranks} ranks");
-                let remedy = format!("give {missing} too, or another number of --ranks");
+                let by = cli.ranks_by.as_deref().unwrap_or("--ranks");
+                let remedy = format!("give {missing} too, or another number of ranks ({by})");
                 Err(Error::argument(flag, list(these), problem, remedy))
             }
             None => Ok(these.iter().map(|one| ranks / one).collect()),
@@ -281,9 +313,16 @@ fn grids(cli: &Cli, input: &mut Input, from_file: bool) -> Result<bool, Error> {
     match cli.ranks {
         Some(ranks) if given && needed > ranks => {
             let (p, q) = input.grids.iter().copied().max_by_key(|(p, q)| p * q).unwrap_or((1, 1));
-            let problem = format!("the {p} x {q} grid needs {needed}, --ranks has {ranks}");
-            let remedy = format!("leave --ranks away, raise it to {needed}, or take a smaller grid");
-            Err(Error::argument("--ranks", ranks, problem, remedy))
+            let Some(by) = &cli.ranks_by else {
+                let problem = format!("the {p} x {q} grid needs {needed}, --ranks has {ranks}");
+                let remedy = format!("leave --ranks away, raise it to {needed}, or take a smaller grid");
+                return Err(Error::argument("--ranks", ranks, problem, remedy));
+            };
+            let problem = format!("needs {needed} ranks, and this job has {ranks} by {by}");
+            let remedy = format!(
+                "start {needed} with that launcher, take a smaller grid, or unset what it has left there"
+            );
+            Err(Error::argument("grid", format!("{p} x {q}"), problem, remedy))
         }
         _ => Ok(given),
     }
@@ -346,7 +385,7 @@ impl Request {
     pub fn settle(self, host: &Host, rate: Rate) -> Settings {
         let shape = self.crowd(host);
         let Shape { ranks, threads, home, cores, .. } = shape;
-        let Request { mut input, given, warnings, mut notes, cables, cli, fabric, .. } = self;
+        let Request { mut input, given, file, warnings, mut notes, cables, cli, fabric, .. } = self;
         let mut choices = auto::fill(&mut input, given, &shape, host, rate);
         if let Some(cables) = &cables {
             cabling::settle(&mut input, given, cables, &mut choices, &mut notes);
@@ -369,6 +408,7 @@ impl Request {
             silence: cli.silence.unwrap_or(Duration::from_secs(10)),
             timeout: cli.timeout.unwrap_or(Duration::from_secs(600)),
             json: cli.json.map(|p| if p == Path::new("-") { Sink::Stdout } else { Sink::File(p) }),
+            file,
             bundle: cli.bundle,
             hash: cli.hash,
             quiet: cli.quiet,
@@ -469,6 +509,23 @@ mod tests {
             "{message}"
         );
         assert!(refused("-P 16 -Q 17").is_err() && refused("-P 16 -Q 16").is_ok());
+    }
+
+    /// Who has decided on the number of ranks is named, and nobody else.
+    #[test]
+    fn what_started_the_ranks_is_named() {
+        let cli = Cli { ranks: Some(1), ranks_by: Some("PMI_SIZE=1 (MPICH)".into()), ..cli("-P 1 -Q 2") };
+        let message = request(&cli, tempfile::tempdir().unwrap().path()).unwrap_err().to_string();
+        assert!(
+            message.contains("grid: 1 x 2: needs 2 ranks, and this job has 1 by PMI_SIZE=1 (MPICH)"),
+            "{message}"
+        );
+        assert!(!message.contains("--ranks"), "{message}");
+        let message = asked("--interfaces en5,10.0.0.0/24").unwrap_err();
+        assert!(
+            message.contains("--interfaces: en5,10.0.0.0/24: is for ranks that a launcher has started"),
+            "{message}"
+        );
     }
 
     #[test]

@@ -4,12 +4,14 @@
 
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fulmen::fabric::shm;
 use fulmen::{Error, Result, Setup, World};
 use serde::{Deserialize, Serialize};
 
+use crate::interrupt;
 use crate::params::Input;
 use crate::rank;
 use crate::report::Outcome;
@@ -82,6 +84,13 @@ pub fn run_if_asked() -> Option<ExitCode> {
                 threads: assignment.threads,
                 bind: true,
             };
+            let (rank, ends) = (fabric.rank(), Arc::downgrade(&fabric));
+            interrupt::at_limit_of_cpu_time(move || {
+                let message = format!("rank {rank} was {}", interrupt::words());
+                if let Some(fabric) = ends.upgrade() {
+                    fabric.fail(&Error::Ended { message, code: 5 });
+                }
+            });
             let world = World::new(fabric.clone(), fabric.size(), &setup)?;
             work(&world, &assignment.input)
         });

@@ -41,6 +41,7 @@ impl Driver for Textbook {
             kernels: kernels.into(),
             self_test: "ok".into(),
             gemm_gflops: Some(self.dgemm.map_or(10.0, |dgemm| dgemm[0])),
+            crowded: false,
             places: vec![],
             cables: None,
             links: vec![],
@@ -369,6 +370,35 @@ fn a_bundle_for_a_certificate() {
     assert_eq!((again.input.ns, again.input.nbs), (vec![50, 60], vec![16]));
     assert!(file("configuration.txt").contains("kernels    native (self-test ok)"));
     assert!(file("hpl.run").ends_with('\n'));
+}
+
+/// A bundle replaces neither what is read nor another report, and is there as a whole or not at all.
+#[test]
+fn a_bundle_is_whole_and_costs_nothing() {
+    let folder = Folder::new();
+    let dat = "t\nt\nHPL.out\n6\n1\n60 Ns\n1\n16 NBs\n0\n1\n1\n1\n16.0\n1\n2\n1\n4\n1\n2\n1\n1\n1\n1\n1\n0\n2\n64\n0\n0\n1\n8\n";
+    fs::create_dir(folder.path("cert")).unwrap();
+    fs::write(folder.path("cert/cert-60-hpl.input"), dat).unwrap();
+    let files = || fs::read_dir(folder.path("cert")).unwrap().count();
+    for (args, what) in [
+        ("@/cert/cert-60-hpl.input --bundle @/cert", "the HPL.dat that is run"),
+        ("-N 60 --bundle @/cert --json @/cert/cert-60-hpl.run", "the JSON report"),
+    ] {
+        let args = args.replace('@', &folder.0.path().display().to_string());
+        let json = if args.contains("--json") { "" } else { "--json /dev/null" };
+        let all = format!("hpl-run --quiet --output {}/out {json} {args}", folder.0.path().display());
+        let cli = Cli::try_parse_from(all.split_whitespace()).unwrap();
+        let host = Host::detect();
+        let status = session::run(&cli, folder.0.path(), &host, &mut Textbook::default());
+        assert_eq!(status, Status::Usage, "{what}");
+        assert_eq!(files(), 1, "{what}");
+    }
+    assert_eq!(folder.read("cert/cert-60-hpl.input"), dat);
+    // The last of the five cannot be written: none is there.
+    let mut driver =
+        Textbook { in_the_way: Some(folder.path("cert/cert-50-configuration.txt")), ..Textbook::default() };
+    assert_eq!(folder.call("-N 50 --nb 16 --bundle @/cert", &mut driver), Status::Resources);
+    assert_eq!(files(), 2);
 }
 
 /// Runs in a process of its own: solves one system, then is slow.

@@ -6,6 +6,19 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// What asks a program to end, and what is said of it.
+const ALL: [(i32, &str); 9] = [
+    (libc::SIGINT, "SIGINT: Ctrl-C"),
+    (libc::SIGTERM, "SIGTERM: kill"),
+    (libc::SIGHUP, "SIGHUP: its terminal"),
+    (libc::SIGQUIT, "SIGQUIT: Ctrl-\\"),
+    (libc::SIGUSR1, "SIGUSR1: a batch system's warning"),
+    (libc::SIGUSR2, "SIGUSR2: a batch system's warning"),
+    (libc::SIGXCPU, "SIGXCPU: the limit of CPU time"),
+    (libc::SIGALRM, "SIGALRM: a timer"),
+    (libc::SIGVTALRM, "SIGVTALRM: a timer"),
+];
+
 fn start(folder: &Path, ignoring: Option<i32>, args: &[&str]) -> Child {
     std::fs::write(folder.join("out"), "old").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_hpl-run"));
@@ -18,7 +31,7 @@ fn start(folder: &Path, ignoring: Option<i32>, args: &[&str]) -> Child {
         .stderr(Stdio::piped());
     // Whatever the shell of the tests ignores: a test begins with the defaults.
     let reset = move || {
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        for (signal, _) in ALL {
             let action = if ignoring == Some(signal) { libc::SIG_IGN } else { libc::SIG_DFL };
             // SAFETY: no handler.
             unsafe { libc::signal(signal, action) };
@@ -75,9 +88,10 @@ fn interrupted(child: Child, folder: &Path, when: &str) -> String {
     said
 }
 
-fn ended_in_order(child: Child, folder: &Path, when: &str) {
+fn ended_in_order(child: Child, folder: &Path, when: &str, why: &str) {
     let said = interrupted(child, folder, when);
     assert_eq!(said.matches("hpl-run: interrupted").count(), 1, "{when}: {said}");
+    assert!(said.contains(&format!("interrupted by {why}")), "{when}: {said}");
 }
 
 /// Tries what a machine that is busy at the wrong moment turns into something else, harmless as well.
@@ -88,14 +102,15 @@ fn one_of_three(what: &str, mut is_so: impl FnMut() -> bool) {
 /// From the first moment on, while nothing but dgemm has been measured.
 #[test]
 fn before_the_first_run() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for (signal, why) in &ALL[..3] {
+        let signal = *signal;
         // Sent too late it meets a run.
         one_of_three(&format!("signal {signal} at once: a report is left"), || {
             let folder = tempfile::tempdir().unwrap();
             let child = start(folder.path(), None, &["-N", "12000"]);
             wait_until("it catches no signal", || catches(&child, signal));
             send(&child, signal);
-            ended_in_order(child, folder.path(), &format!("signal {signal} at once"));
+            ended_in_order(child, folder.path(), &format!("signal {signal} at once"), why);
             names(folder.path()) == ["out"]
         });
     }
@@ -104,15 +119,42 @@ fn before_the_first_run() {
 #[test]
 fn in_the_middle_of_a_run() {
     for (i, fabric) in ["mem", "shm"].into_iter().enumerate() {
-        for (j, signal) in [libc::SIGINT, libc::SIGHUP].into_iter().enumerate() {
+        // Each signal on one of the two at least.
+        for (j, (signal, why)) in ALL.into_iter().enumerate().filter(|(j, _)| *j < 1 || j % 2 == i) {
             let folder = tempfile::tempdir().unwrap();
             let child =
                 start(folder.path(), None, &["-N", "12000", "-P", "1", "-Q", "2", "--fabric", fabric]);
             wait_until("the run does not begin", || names(folder.path()).len() > 1);
-            std::thread::sleep(Duration::from_millis(200 * (i + j) as u64));
+            std::thread::sleep(Duration::from_millis(50 * (i + j) as u64));
             send(&child, signal);
-            ended_in_order(child, folder.path(), &format!("signal {signal} on {fabric}"));
+            ended_in_order(child, folder.path(), &format!("signal {signal} on {fabric}"), why);
         }
+    }
+}
+
+/// `ulimit -t` bounds each process by itself, and kills what does not end by itself soon.
+#[test]
+fn a_limit_of_cpu_time_is_told() {
+    for fabric in ["mem", "shm"] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("out"), "old").unwrap();
+        let script = format!(
+            "ulimit -t 5; exec $0 -N 200,14000 -P 1 -Q 2 --fabric {fabric} --quiet --threads 1 --output out --json j.json"
+        );
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_hpl-run")]).current_dir(folder.path());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(5), "{fabric}: {said}");
+        assert_eq!(
+            said.matches("interrupted by SIGXCPU: the limit of CPU time").count(),
+            1,
+            "{fabric}: {said}"
+        );
+        assert_eq!(names(folder.path()), ["j.json.partial", "out", "out.partial"], "{fabric}: {said}");
+        let report = std::fs::read_to_string(folder.path().join("j.json.partial")).unwrap();
+        assert!(report.contains("\"passed\": 1,") && report.contains("\"exit\": 5"), "{report}");
     }
 }
 

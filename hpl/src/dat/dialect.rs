@@ -22,9 +22,7 @@ impl Dialect {
         let means = |number: usize, field: Field| {
             lines.get(number - 1).is_some_and(|line| line.meant().contains(&field))
         };
-        if lines.len() <= 16 && means(12, Field::Threshold) && means(13, Field::BcastCount)
-            || lines.len() == 14 && lines.iter().skip(2).all(|l| l.label().is_empty())
-        {
+        if is_mixed(lines) {
             Dialect::Mxp
         } else if means(26, Field::Align) && means(27, Field::Seed) {
             Dialect::HplGpu
@@ -43,6 +41,23 @@ impl Dialect {
             Dialect::HplGpu => hpl_gpu(),
         }
     }
+}
+
+/// Whether the file is of a mixed-precision benchmark: P and Q by themselves, and no panel factorisation. Told by the order of
+/// the labels, by the length of a file without labels, or by the name in its first lines.
+fn is_mixed(lines: &[Line]) -> bool {
+    let means = |line: &Line, field: Field| line.meant().contains(&field);
+    if lines.iter().any(|line| means(line, Field::Pfacts)) {
+        return false;
+    }
+    let adjacent =
+        lines.windows(2).any(|w| means(&w[0], Field::Threshold) && means(&w[1], Field::BcastCount));
+    let bare = lines.len() == 14 && lines.iter().skip(2).all(|line| line.label().is_empty());
+    let named = lines.iter().take(3).any(|line| {
+        let text = line.text.to_lowercase();
+        ["mxp", "hpl-ai", "hplai", "mixed"].iter().any(|name| text.contains(name))
+    });
+    adjacent || bare || named && lines.len() < NETLIB.len() - 4
 }
 
 /// Where the labels leave the layout.

@@ -48,6 +48,9 @@ pub fn no_text(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("the file is UTF-16"),
         _ if bytes.iter().filter(control).count() > SLIPS => Some("the file is no text"),
+        [_, ..] if bytes.contains(&0) && bytes.iter().all(|b| *b == 0 || b.is_ascii_whitespace()) => {
+            Some("the file holds nothing but NUL bytes (a disk that was full, or a crash, leaves such files)")
+        }
         _ => None,
     }
 }
@@ -71,6 +74,14 @@ fn tokens(text: &str) -> Vec<Token> {
 }
 
 impl Line {
+    /// Digits that follow a token behind NUL bytes: the number is torn, and what stands before them is another one.
+    pub fn torn_off(&self, token: &Token) -> Option<String> {
+        let rest: String = self.text.chars().skip(token.span.end).collect();
+        let after = rest.trim_start_matches('\0');
+        let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
+        (after.len() < rest.len() && !digits.is_empty()).then_some(digits)
+    }
+
     /// Whether nothing is written on it.
     pub fn is_blank(&self) -> bool {
         self.tokens.is_empty()

@@ -7,6 +7,7 @@ use super::field::Field;
 use super::lines::{self, Line, begins_like_number};
 use super::reader::Reader;
 use super::words::{LARGEST, Number};
+use crate::params::DEEPEST;
 
 /// The longest list that netlib takes.
 const NETLIB_LIST: i64 = 20;
@@ -28,6 +29,21 @@ impl Reader<'_> {
         let wanted = self.count(count);
         let found = self.values(count, wanted, values);
         self.at_least(values, found, least)
+    }
+
+    /// Panels ahead, no more than are kept.
+    pub(super) fn depths(&mut self) -> Vec<usize> {
+        let wanted = self.count(Field::DepthCount);
+        let found = self.values(Field::DepthCount, wanted, Field::Depths);
+        let deepest = found.iter().filter(|v| v.1 > DEEPEST as i64 && v.1 <= LARGEST).max_by_key(|v| v.1);
+        if let Some((span, deepest)) = deepest.cloned() {
+            let message =
+                format!("{deepest}: {DEEPEST} panels are kept ahead at most, and {DEEPEST} is taken");
+            let remedy = "deeper look-ahead costs memory and gains nothing".to_string();
+            self.push_warning(self.place(Field::Depths), "DEPTH", message, remedy, span);
+        }
+        let depths = self.at_least(Field::Depths, found, 0);
+        depths.into_iter().map(|depth| depth.min(DEEPEST)).collect()
     }
 
     pub(super) fn choices<T: Copy + Display>(
@@ -172,6 +188,13 @@ impl Reader<'_> {
             );
             return vec![];
         }
+        if let Some(whole) = grouped(&line, &found, wanted) {
+            let span = found[wanted - 1].0.start..found[found.len() - 1].0.end;
+            let shown: String = line.text.chars().skip(span.start).take(span.len()).collect();
+            let message = format!("`{shown}` is {} to xhpl, for a blank ends a number", found[wanted - 1].1);
+            self.push_error(at, field.name(), message, format!("write {whole}"), span);
+            return vec![];
+        }
         if found.len() > wanted {
             let span = found[wanted].0.start..found[found.len() - 1].0.end;
             let count_line = self.lines[self.place(count_field)].number;
@@ -197,6 +220,19 @@ impl Reader<'_> {
         }
         found
     }
+}
+
+/// The number that the last value wanted and what follows it seem to be, written with blanks between groups of three digits:
+/// `1 000`. A group that begins with 0 gives it away: nobody writes a value of its own so. (`100 200` may be a list that was
+/// made shorter by its count alone, as many files in the field are.)
+fn grouped(line: &Line, found: &[(Range<usize>, i64)], wanted: usize) -> Option<String> {
+    let text = |i: usize| line.tokens[i].text.as_str();
+    let is_group = |i: usize| text(i).len() == 3 && text(i).bytes().all(|b| b.is_ascii_digit());
+    let begins = wanted > 0 && wanted < found.len() && (1..=3).contains(&text(wanted - 1).len());
+    let groups = wanted..found.len();
+    let gives_away = groups.clone().any(|i| text(i).starts_with('0'));
+    (begins && gives_away && groups.clone().all(is_group))
+        .then(|| (wanted - 1..found.len()).map(text).collect::<String>())
 }
 
 fn end_of(line: &Line) -> Range<usize> {

@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
         let ndivs = self.list(Field::NdivCount, Field::Ndivs, 2);
         let rfacts = self.choices(Field::RfactCount, Field::Rfacts, &Fact::ALL, Fact::Right);
         let bcasts = self.choices(Field::BcastCount, Field::Bcasts, &Bcast::ALL, Bcast::Ring1M);
-        let depths = self.list(Field::DepthCount, Field::Depths, 0);
+        let depths = self.depths();
         let swap = self.choice(Field::Swap, &Swap::ALL, Swap::SpreadRoll, Swap::Mix);
         let swap_threshold = self.swap_threshold();
         let l1 = self.flag(Field::L1, "0 (transposed)", false, false);
@@ -93,13 +93,25 @@ impl<'a> Reader<'a> {
         let value = |i: usize| {
             self.lines.get(i).and_then(|l| l.tokens.first()).map_or("?".to_string(), |t| t.text.clone())
         };
-        let flags = format!("-N {} --nb {} -P {} -Q {}", value(5), value(7), value(9), value(10));
-        let span = self.lines.get(9).map_or(0..1, whole_line);
+        // Its versions differ in the lines between.
+        let line_of = |field: Field, otherwise: usize| {
+            self.lines.iter().position(|l| l.meant() == [field]).unwrap_or(otherwise)
+        };
+        let list_of = |count: Field, otherwise: usize| {
+            self.lines.iter().rposition(|l| l.meant().contains(&count)).unwrap_or(otherwise)
+        };
+        let (n, nb) = (list_of(Field::Ns, 5), list_of(Field::Nbs, 7));
+        let (p, q) = (line_of(Field::Ps, 9), line_of(Field::Qs, 10));
+        let flags = format!("-N {} --nb {} -P {} -Q {}", value(n), value(nb), value(p), value(q));
+        let at = p.min(self.lines.len().saturating_sub(1));
+        let span = self.lines.get(at).map_or(0..1, whole_line);
+        let count = self.lines.len();
         self.push_error(
-            9.min(self.lines.len().saturating_sub(1)),
+            at,
             "layout",
-            "this is the 14-line input of HPL-MxP (single P and Q, no PFACT): a mixed-precision run"
-                .to_string(),
+            format!(
+                "this is the {count}-line input of HPL-MxP (single P and Q, no PFACT): a mixed-precision run"
+            ),
             format!("hpl-run solves in 64 bits: for the same system run `hpl-run {flags}`"),
             span,
         );

@@ -196,6 +196,70 @@ fn k1_10_mixed_precision_file() {
     assert!(message.contains("`hpl-run -N 200 --nb 32 -P 1 -Q 1`"), "{message}");
 }
 
+/// Other versions of that benchmark have other lines; what it is they are told all the same.
+#[test]
+fn other_mixed_precision_files() {
+    let named = "HPL-MxP benchmark input file\nx\nout\n6\n1\n300 Ns\n1\n64 NBs\n1 PMAP\n1 grids\n2 Ps\n3 Qs\n16 threshold\n1\n0\n";
+    let unnamed = "t\nt\nout\n6 device out\n1 # of problems sizes (N)\n300 Ns\n1 # of NBs\n64 NBs\n1 PMAP\n\
+        1 # of process grids (P x Q)\n2 Ps\n3 Qs\n16.0 threshold\n1 # of broadcast\n0 BCASTs\n1 # of lookahead depth\n0 DEPTHs\n";
+    for text in [named, unnamed] {
+        let message = bad(text);
+        assert!(message.contains("-line input of HPL-MxP"), "{message}");
+        assert!(message.contains("`hpl-run -N 300 --nb 64 -P 2 -Q 3`"), "{message}");
+    }
+}
+
+/// A number with a blank, or a NUL byte, in it is another experiment to xhpl, and none here; a list that its count cuts is run as
+/// files in the field mean it.
+#[test]
+fn torn_numbers_are_refused() {
+    for (line, shown, remedy) in [
+        ("1 000        Ns", "`1 000` is 1 to xhpl", "write 1000"),
+        ("20 000       Ns", "`20 000` is 20 to xhpl", "write 20000"),
+        ("1 048 576 Ns", "`1 048 576` is 1 to xhpl", "write 1048576"),
+        ("5\x0000          Ns", "a NUL byte stands between `5` and `00`", "write 500"),
+        ("1\0\x00024", "a NUL byte stands between `1` and `024`", "write 1024"),
+    ] {
+        let message = bad(&with(&[(6, line)]));
+        assert!(message.starts_with("HPL.dat:6: N: ") && message.contains(shown), "{message}");
+        assert!(message.contains("^ ") && message.contains(remedy), "{message}");
+        for (count, list) in [(7, 8), (16, 17)] {
+            assert!(bad(&with(&[(list, line)])).starts_with(&format!("HPL.dat:{list}: ")), "{count}");
+        }
+    }
+    for line in ["100 200 300 Ns", "29 30 34 Ns", "1000 0 Ns", "10 20\0 Ns"] {
+        assert!(!good(&with(&[(6, line)])).warnings.is_empty());
+    }
+    assert!(bad(&with(&[(5, "1\x00002 Ns")])).contains("a NUL byte stands between"));
+    assert_eq!(good(&with(&[(5, "2"), (6, "100 200 Ns")])).input.ns, [100, 200]);
+}
+
+#[test]
+fn nothing_but_nul_bytes() {
+    let message = bad(&"\0".repeat(1000));
+    assert!(message.contains("holds nothing but NUL bytes"), "{message}");
+    assert!(bad("").contains("the file is empty"));
+}
+
+#[test]
+fn names_of_the_output() {
+    let device = |name: &str| with(&[(3, name), (4, "8 device out")]);
+    let parsed = good(&device("\"x.out\"  output file"));
+    assert_eq!(parsed.input.sink, Sink::File("x.out".into()));
+    assert!(warning(&parsed, 3).contains("to xhpl the quotes are part of the name"));
+    assert!(bad(&device("- output file")).contains("write 6 as device out for stdout"));
+    assert!(bad(&device("'my file'")).contains("a name ends at its first blank"));
+}
+
+#[test]
+fn deep_look_ahead_is_shown() {
+    let parsed = good(&with(&[(24, "3 # of lookahead depth"), (25, "0 64 3 DEPTHs")]));
+    assert_eq!(parsed.input.depths, [0, 2, 2]);
+    let message = warning(&parsed, 25);
+    assert!(message.starts_with("HPL.dat:25: DEPTH: 64: 2 panels are kept ahead at most"), "{message}");
+    assert!(message.contains("|   ^^ deeper"), "{message}");
+}
+
 #[test]
 fn k1_11_device_zero_is_a_file() {
     let parsed = good(&with(&[(4, "0            device out (6=stdout,7=stderr,file)")]));

@@ -41,6 +41,22 @@ impl Reader<'_> {
                 );
             }
         }
+        let mut name = name;
+        let quoted = |c: char| matches!(c, '"' | '\'');
+        if name.text == "-" {
+            let message = "`-` would be a file of that name".to_string();
+            let remedy = "write 6 as device out for stdout, or another name".to_string();
+            self.push_error(name_at, "output file", message, remedy, name.span.clone());
+        } else if name.text.starts_with(quoted) && name.text.len() > 2 && name.text.ends_with(quoted) {
+            let plain = name.text.trim_matches(quoted).to_string();
+            let message = format!("{plain} is taken; to xhpl the quotes are part of the name");
+            self.push_warning(name_at, "output file", message, format!("write {plain}"), name.span.clone());
+            name.text = plain;
+        } else if name.text.starts_with(quoted) {
+            let message = "a name ends at its first blank, quotes or not".to_string();
+            let remedy = "write a name without blanks and quotes".to_string();
+            self.push_error(name_at, "output file", message, remedy, name.span.clone());
+        }
         if name.text.contains('/') && name.text.ends_with('/') {
             let message = format!("`{}` names a folder", name.text);
             self.push_error(name_at, "output file", message, "write a file's name".into(), name.span);

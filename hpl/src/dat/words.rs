@@ -64,6 +64,10 @@ impl Reader<'_> {
     /// A word as a whole number; a label glued to it is cut off with a warning.
     pub(super) fn number(&mut self, field: Field, at: usize, token: &Token, line: &Line) -> Number {
         let text = token.text.as_str();
+        if let Some(digits) = line.torn_off(token) {
+            let message = format!("a NUL byte stands between `{text}` and `{digits}`");
+            return Number::Not(message, format!("remove it: write {text}{digits}, or a blank in its place"));
+        }
         if let Ok(value) = text.parse::<i64>() {
             return Number::Whole(value);
         }

@@ -82,7 +82,7 @@ mod tests {
             nbmins in list(1usize..64),
             ndivs in list(2usize..9),
             bcasts in list(prop::sample::select(&Bcast::ALL[..])),
-            depths in list(0usize..9),
+            depths in list(0usize..3),
             swap in prop::sample::select(&Swap::ALL[..]),
             threshold in 1e-30f64..1e3,
             (column, l1_transposed, u_transposed, equil) in any::<(bool, bool, bool, bool)>(),

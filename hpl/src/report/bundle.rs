@@ -45,13 +45,33 @@ pub fn prepare(folder: &Path) -> Result<(), Error> {
     })
 }
 
+/// The five files: report, input, command, time stamps, configuration.
+pub fn names(input: &Input, folder: &Path) -> [PathBuf; 5] {
+    let n = input.ns.iter().copied().max().unwrap_or(0);
+    ["hpl.rslts", "hpl.input", "hpl.run", "hpl.tstamps", "configuration.txt"]
+        .map(|name| folder.join(format!("cert-{n}-{name}")))
+}
+
+/// A command line that a shell reads as these arguments.
+pub fn quoted(arguments: impl IntoIterator<Item = String>) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=,:+@%".contains(c);
+    let quote = |argument: String| {
+        if !argument.is_empty() && argument.chars().all(plain) {
+            argument
+        } else {
+            format!("'{}'", argument.replace('\'', r"'\''"))
+        }
+    };
+    arguments.into_iter().map(quote).collect::<Vec<_>>().join(" ")
+}
+
 impl Bundle<'_> {
-    /// Writes the five files and returns their names. Existing ones are replaced.
+    /// Writes the five files and returns their names. Existing ones are replaced, all or none: they take their places when
+    /// all are written.
     ///
     /// # Errors
     /// Of the file system.
     pub fn write(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
-        let n = self.input.ns.iter().copied().max().unwrap_or(0);
         let mut stamps = String::new();
         for o in self.outcomes {
             let r = &o.run;
@@ -67,22 +87,25 @@ impl Bundle<'_> {
                 o.seconds
             );
         }
-        let files = [
-            (format!("cert-{n}-hpl.rslts"), self.text.to_vec()),
-            (format!("cert-{n}-hpl.input"), dat::write(self.input).into_bytes()),
-            (format!("cert-{n}-hpl.run"), format!("{}\n", self.command).into_bytes()),
-            (format!("cert-{n}-hpl.tstamps"), stamps.into_bytes()),
-            (format!("cert-{n}-configuration.txt"), self.configuration().into_bytes()),
+        let contents = [
+            self.text.to_vec(),
+            dat::write(self.input).into_bytes(),
+            format!("{}\n", self.command).into_bytes(),
+            stamps.into_bytes(),
+            self.configuration().into_bytes(),
         ];
-        let mut written = vec![];
-        for (name, bytes) in files {
-            let path = folder.join(name);
+        let names = names(self.input, folder);
+        let mut targets = vec![];
+        for (path, bytes) in names.iter().zip(contents) {
             let mut target = Target::open(&Sink::File(path.clone()), "--bundle").map_err(io::Error::other)?;
             target.write_all(&bytes)?;
-            target.complete()?;
-            written.push(path);
+            target.settle_on_disk()?;
+            targets.push(target);
         }
-        Ok(written)
+        for target in targets {
+            target.complete()?;
+        }
+        Ok(names.to_vec())
     }
 
     fn configuration(&self) -> String {
@@ -104,5 +127,24 @@ impl Bundle<'_> {
             job.self_test,
             self.input.seed,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever the arguments, a shell gets them back.
+        #[test]
+        fn a_shell_reads_what_was_typed(arguments in proptest::collection::vec("[ -~\u{e4}\n]{0,12}", 1..5)) {
+            let line = quoted(arguments.clone());
+            let script = format!("for a in {line}; do printf '%s\\000' \"$a\"; done");
+            let out = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            let read = String::from_utf8(out.stdout).unwrap();
+            let read: Vec<&str> = read.split_terminator('\0').collect();
+            prop_assert_eq!(read, arguments);
+        }
     }
 }

@@ -110,6 +110,40 @@ impl Target {
         Ok(true)
     }
 
+    /// Starts anew with `bytes`: until all of them are there the former content is. Returns whether that can be, as it can for a
+    /// file.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn rewrite(&mut self, bytes: &[u8]) -> io::Result<bool> {
+        let Target::File(file) = self else { return Ok(false) };
+        let next = beside(&file.partial, ".next");
+        let written = write_next(&next, bytes, file.writer.get_ref());
+        let written = written.and_then(|new| fs::rename(&next, &file.partial).map(|()| new));
+        match written {
+            Ok(new) => {
+                file.writer = BufWriter::new(new); // what the former had in its buffer is of no use any more
+                Ok(true)
+            }
+            Err(e) => {
+                let _ = fs::remove_file(&next);
+                Err(e)
+            }
+        }
+    }
+
+    /// What was written so far is on the disk, or there is no room for it.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn settle_on_disk(&mut self) -> io::Result<()> {
+        self.flush()?;
+        match self {
+            Target::File(file) => file.writer.get_ref().sync_all(),
+            _ => Ok(()),
+        }
+    }
+
     /// The report is complete: the file takes its place. Returns where the partial report of an earlier job, which was
     /// in the way, is now.
     ///
@@ -216,6 +250,20 @@ fn begin(partial: &Path) -> io::Result<(File, Option<Former>)> {
             Err(e)
         }
     }
+}
+
+/// A file with `bytes`, locked, and with the permissions of the one that it will replace. One that a killed job has left is
+/// made way with; nothing is written through a link.
+fn write_next(next: &Path, bytes: &[u8], former: &File) -> io::Result<File> {
+    let left = fs::symlink_metadata(next).is_ok_and(|m| m.is_file() && m.nlink() == 1);
+    if left {
+        fs::remove_file(next)?;
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).open(next)?;
+    file.set_permissions(former.metadata()?.permissions())?;
+    let _ = file.try_lock(); // nobody else has it; some file systems have no locks
+    file.write_all(bytes)?;
+    Ok(file)
 }
 
 /// Where a file is, or would be made: links are followed, also those that point to nothing.
@@ -377,6 +425,38 @@ mod tests {
             names(folder.path()),
             ["HPL.out", "HPL.out.partial", "HPL.out.partial.1", "HPL.out.partial.2"]
         );
+    }
+
+    /// Who is killed while he rewrites leaves the former content or the new one, and others still find the place taken.
+    #[test]
+    fn what_is_rewritten_is_never_half_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        let open = || Target::open(&Sink::File(file("x")), "--json");
+        let mut target = open().unwrap();
+        fs::write(file("x.partial.next"), "of a job that was killed").unwrap();
+        for text in ["first, and longer", "second"] {
+            // Who has opened the former reads it to its end.
+            let mut former = File::open(file("x.partial")).unwrap();
+            let before = fs::read_to_string(file("x.partial")).unwrap();
+            assert!(target.rewrite(text.as_bytes()).unwrap());
+            assert_eq!(io::read_to_string(&mut former).unwrap(), before);
+            assert_eq!(fs::read_to_string(file("x.partial")).unwrap(), text);
+            assert!(open().unwrap_err().to_string().contains("another job is writing"));
+        }
+        // A folder that cannot be written to costs the new content only.
+        fs::create_dir(file("x.partial.next")).unwrap();
+        assert!(target.rewrite(b"third").is_err());
+        assert_eq!(fs::read_to_string(file("x.partial")).unwrap(), "second");
+        fs::remove_dir(file("x.partial.next")).unwrap();
+        target.restart().unwrap();
+        writeln!(target, "last").unwrap();
+        target.complete().unwrap();
+        assert_eq!(
+            (fs::read_to_string(file("x")).unwrap().as_str(), names(folder.path()).len()),
+            ("last\n", 1)
+        );
+        assert!(!Target::Direct(File::create("/dev/null").unwrap()).rewrite(b"x").unwrap());
     }
 
     /// A report grows in no file but its own.

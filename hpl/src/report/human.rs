@@ -98,12 +98,12 @@ pub fn breakdown(outcome: &Outcome, job: &Job) -> String {
     }
     let all = mean(phases);
     let mut text = format!("time: {}", shares(&all, outcome.seconds));
-    if let (Some(fraction), Some(reached)) = (fraction(outcome, job), calibration::reached(outcome, job)) {
-        text += &format!(
-            "\nlost against dgemm: {:.1} %   GEMM reached {:.0} % of calibration",
-            100.0 * (1.0 - fraction).max(0.0),
-            100.0 * reached
-        );
+    let gemm = match (calibration::reached(outcome, job), calibration::not_told(outcome, job)) {
+        (Some(reached), _) => Some(format!("GEMM reached {:.0} % of calibration", 100.0 * reached)),
+        (None, why) => why.map(|why| format!("GEMM not rated: {why}")),
+    };
+    if let (Some(fraction), Some(gemm)) = (fraction(outcome, job), gemm) {
+        text += &format!("\nlost against dgemm: {:.1} %   {gemm}", 100.0 * (1.0 - fraction).max(0.0));
     }
     if (2..=RANKS_SHOWN).contains(&phases.len()) {
         for p in phases {
@@ -160,6 +160,7 @@ mod tests {
             kernels: "native/avx512".into(),
             self_test: "ok".into(),
             gemm_gflops: Some(153.0),
+            crowded: false,
             places: vec![],
             cables: None,
             links: vec![],

@@ -74,6 +74,8 @@ struct RunReport {
     gflops: Number,
     fraction_of_gemm: Number,
     gemm_reached: Number,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gemm_not_told: Option<&'static str>,
     info: usize,
     threshold: Number,
     residual: Number,
@@ -118,7 +120,7 @@ enum Number {
 impl From<f64> for Number {
     fn from(value: f64) -> Self {
         match value {
-            v if v.is_finite() => Number::Finite(v),
+            v if v.is_finite() => Number::Finite(v + 0.0), // of the two zeros the plain one
             v if v.is_nan() => Number::Other("NaN"),
             v if v > 0.0 => Number::Other("Infinity"),
             _ => Number::Other("-Infinity"),
@@ -199,6 +201,7 @@ impl RunReport {
             gflops: outcome.gflops().into(),
             fraction_of_gemm: human::fraction(outcome, job).into(),
             gemm_reached: calibration::reached(outcome, job).into(),
+            gemm_not_told: calibration::not_told(outcome, job),
             info: outcome.info,
             threshold: run.threshold.into(),
             residual: outcome.residual().into(),
@@ -224,7 +227,9 @@ impl RunReport {
 impl PhaseReport {
     fn new(p: &Phases, seconds: f64) -> PhaseReport {
         let Phases { rank, row, col, panel, bcast_wait, row_exchange, update, solve } = *p;
-        PhaseReport { rank, row, col, panel, bcast_wait, row_exchange, update, solve, idle: p.idle(seconds) }
+        let [panel, bcast_wait, row_exchange, update, solve, idle] =
+            [panel, bcast_wait, row_exchange, update, solve, p.idle(seconds)].map(|v| v + 0.0);
+        PhaseReport { rank, row, col, panel, bcast_wait, row_exchange, update, solve, idle }
     }
 }
 
@@ -271,6 +276,7 @@ mod tests {
             kernels: "native/avx2".into(),
             self_test: "ok".into(),
             gemm_gflops: Some(2.0),
+            crowded: false,
             places: vec![],
             cables: None,
             links: vec![],
@@ -322,6 +328,15 @@ mod tests {
         assert_eq!((&runs[2]["residual"], &runs[2]["passed"]), (&Value::Null, &Value::Null));
         assert_eq!(runs[2]["norms"], Value::Null);
         assert_eq!((&report["failed"], &report["unchecked"]), (&2.into(), &1.into()));
+    }
+
+    /// Some readers of JSON know no `-0.0`.
+    #[test]
+    fn zeros_have_no_sign() {
+        let mut zeros = outcome(run(), 0.0, -0.0);
+        zeros.phases.iter_mut().for_each(|p| (p.panel, p.solve) = (-0.0, -0.0));
+        let unchecked = outcome(Run { threshold: -0.0, ..run() }, 0.0, 0.0);
+        assert!(!written(&[zeros, unchecked], Status::Passed).to_string().contains("-0.0"));
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Job {
     pub self_test: String,
     /// Measured dgemm of all ranks and threads together, Gflop/s; `None` if it was not measured.
     pub gemm_gflops: Option<f64>,
+    /// More threads than cores: they take turns, and where a thread's time went says little.
+    pub crowded: bool,
     /// Where each rank is, if a launcher has started them.
     pub places: Vec<RankPlace>,
     /// How the ranks are joined, if they are already.

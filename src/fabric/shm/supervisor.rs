@@ -135,7 +135,16 @@ fn start(mut command: Command, plan: &Plan) -> Result<Child> {
             }
         }
         // A Ctrl-C, and a scheduler's SIGTERM, go to the whole group: the supervisor alone answers them.
-        for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM] {
+        for signal in [
+            libc::SIGINT,
+            libc::SIGHUP,
+            libc::SIGTERM,
+            libc::SIGQUIT,
+            libc::SIGUSR1,
+            libc::SIGUSR2,
+            libc::SIGALRM,
+            libc::SIGVTALRM,
+        ] {
             // SAFETY: ignoring a signal.
             unsafe { libc::signal(signal, libc::SIG_IGN) };
         }

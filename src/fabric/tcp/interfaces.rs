@@ -49,6 +49,15 @@ pub enum On {
     Subnet(IpAddr, u8),
 }
 
+impl std::fmt::Display for On {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            On::Name(name) => f.write_str(name),
+            On::Subnet(address, bits) => write!(f, "{address}/{bits}"),
+        }
+    }
+}
+
 impl FromStr for On {
     type Err = Error;
 
