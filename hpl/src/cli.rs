@@ -60,6 +60,10 @@ pub struct Cli {
     #[arg(value_name = "HPL.DAT")]
     pub file: Option<PathBuf>,
 
+    /// One file too many
+    #[arg(hide = true)]
+    pub more: Vec<PathBuf>,
+
     /// The same, as an option
     #[arg(long, value_name = "HPL.DAT", conflicts_with = "file")]
     pub input: Option<PathBuf>,

@@ -5,6 +5,7 @@
 //! fit, a [`driver::Driver`] solves, [`report`] tells, [`exit`] ends; [`session`] is the thread through
 //! them. All but driver, session, interrupt and progress are pure: text in, values out.
 
+pub mod apart;
 pub mod auto;
 pub mod cabling;
 pub mod cli;

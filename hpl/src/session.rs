@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use fulmen::Error;
 
+use crate::apart;
 use crate::cli::{Cli, Fabric};
 use crate::driver::Driver;
 use crate::exit::{Failure, Status};
@@ -256,7 +257,7 @@ impl Reports {
     fn open(settings: &Settings, job: &Job, host: &Host) -> Result<Reports, Error> {
         if let Some(folder) = settings.bundle.as_deref() {
             bundle::prepare(folder)?;
-            settings::keep_bundle_apart(settings, folder)?;
+            apart::bundle(settings, folder)?;
         }
         Ok(Reports {
             text: vec![],

@@ -12,6 +12,7 @@ use fulmen::Error;
 use fulmen::comm::Cables;
 use fulmen::fabric::mixed;
 
+use crate::apart;
 use crate::auto::{self, Choice};
 use crate::cabling;
 use crate::cli::{Cli, Fabric, Wanted};
@@ -21,7 +22,6 @@ use crate::footprint::{Home, Shape};
 use crate::machine::Host;
 use crate::params::{DEEPEST, Input, Sink};
 use crate::plan::Rate;
-use crate::report::{bundle, file};
 use crate::units;
 
 /// Larger files, and devices that never end, are no HPL.dat.
@@ -119,6 +119,10 @@ pub struct Settings {
 /// # Errors
 /// Whatever is wrong with the file or the flags: exit 2.
 pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
+    if let (Some(first), Some(more)) = (&cli.file, cli.more.first()) {
+        let problem = format!("is one file too many: {} is given already", first.display());
+        return Err(Error::argument("HPL.dat", more.display(), problem, "run one at a time").into());
+    }
     let named = cli.file.as_ref().or(cli.input.as_ref());
     let found = folder.join("HPL.dat");
     // A folder or a dangling link of that name is an error, not a file that is not there.
@@ -150,7 +154,7 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
         }
     };
     override_with(cli, &mut input, &mut given)?;
-    keep_apart(file.as_deref(), &input.sink, cli.json.as_deref())?;
+    apart::reports(file.as_deref(), &input.sink, cli.json.as_deref())?;
     let fabric = own_fabric(cli)?;
     if let Some((p, q)) =
         input.grids.iter().find(|(p, q)| p.checked_mul(*q).is_none_or(|all| all > MOST_RANKS))
@@ -206,59 +210,6 @@ fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), 
     }
     if cli.json.as_deref() == Some(Path::new("-")) && input.sink == Sink::Stdout {
         input.sink = Sink::Stderr;
-    }
-    Ok(())
-}
-
-/// No report may replace what is read, or the other one.
-fn keep_apart(file: Option<&Path>, sink: &Sink, json: Option<&Path>) -> Result<(), Error> {
-    let report = if let Sink::File(path) = sink { Some(path.as_path()) } else { None };
-    let json = json.filter(|path| *path != Path::new("-"));
-    let refused = |flag: &str, path: &Path, problem: &str| {
-        Err(Error::argument(flag, path.display(), problem, "nothing was run; name another file"))
-    };
-    for (flag, output) in [("output file", report), ("--json", json)] {
-        if let (Some(output), Some(file)) = (output, file)
-            && file::replaces(output, file)
-        {
-            return refused(flag, output, "the HPL.dat that is run would be replaced by the report");
-        }
-    }
-    match (report, json) {
-        (Some(report), Some(json)) if file::replaces(report, json) || file::replaces(json, report) => {
-            refused("--json", json, "the HPL.out report goes there")
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Nor may a file of the bundle.
-///
-/// # Errors
-/// [`Error::Argument`].
-pub fn keep_bundle_apart(settings: &Settings, folder: &Path) -> Result<(), Error> {
-    let of_sink = |sink: Option<&Sink>| match sink {
-        Some(Sink::File(path)) => Some(path.clone()),
-        _ => None,
-    };
-    let others = [
-        (settings.file.clone(), "the HPL.dat that is run"),
-        (of_sink(Some(&settings.input.sink)), "the HPL.out report"),
-        (of_sink(settings.json.as_ref()), "the JSON report"),
-    ];
-    for name in bundle::names(&settings.input, folder) {
-        let other = others.iter().find(|(path, _)| {
-            path.as_ref().is_some_and(|path| file::replaces(&name, path) || file::replaces(path, &name))
-        });
-        if let Some((_, what)) = other {
-            let problem = format!("{} would replace {what}", name.display());
-            return Err(Error::argument(
-                "--bundle",
-                folder.display(),
-                problem,
-                "nothing was run; name another folder",
-            ));
-        }
     }
     Ok(())
 }
@@ -521,6 +472,8 @@ mod tests {
             "{message}"
         );
         assert!(!message.contains("--ranks"), "{message}");
+        let message = asked("one.dat two.dat").unwrap_err();
+        assert!(message.contains("two.dat: is one file too many: one.dat is given already"), "{message}");
         let message = asked("--interfaces en5,10.0.0.0/24").unwrap_err();
         assert!(
             message.contains("--interfaces: en5,10.0.0.0/24: is for ranks that a launcher has started"),

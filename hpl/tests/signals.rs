@@ -1,9 +1,13 @@
 //! Signals at any moment of a run: the program ends in order with 5, and leaves the files as they were.
 #![cfg(target_os = "linux")]
 
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What asks a program to end, and what is said of it.
@@ -129,6 +133,68 @@ fn in_the_middle_of_a_run() {
             send(&child, signal);
             ended_in_order(child, folder.path(), &format!("signal {signal} on {fabric}"), why);
         }
+    }
+}
+
+/// What a program writes to a terminal, as it comes; the thread ends with the program.
+fn read_terminal(mut from: std::fs::File) -> (Arc<Mutex<String>>, JoinHandle<()>) {
+    let seen = Arc::new(Mutex::new(String::new()));
+    let grows = Arc::clone(&seen);
+    let reader = std::thread::spawn(move || {
+        let mut some = [0; 4096];
+        // The last who closes a terminal makes reading it fail.
+        while let Ok(count @ 1..) = from.read(&mut some) {
+            grows.lock().unwrap().push_str(&String::from_utf8_lossy(&some[..count]));
+        }
+    });
+    (seen, reader)
+}
+
+/// Nothing of the bar is left where the shell writes next.
+#[test]
+fn the_progress_bar_goes_before_the_program() {
+    for fabric in ["mem", "shm"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut ours, mut theirs) = (0, 0);
+        let mut size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        let no_name = std::ptr::null_mut();
+        // SAFETY: fills the two numbers and reads the size; the other arguments may be null.
+        let made = unsafe {
+            libc::openpty(&raw mut ours, &raw mut theirs, no_name, std::ptr::null_mut(), &raw mut size)
+        };
+        assert_eq!(made, 0);
+        // SAFETY: two new files, which nobody else has.
+        let (ours, theirs) = unsafe { (std::fs::File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hpl-run"));
+        command.args([
+            "-N",
+            "12000",
+            "-P",
+            "1",
+            "-Q",
+            "2",
+            "--threads",
+            "1",
+            "--output",
+            "out",
+            "--fabric",
+            fabric,
+        ]);
+        command.env("TERM", "xterm").current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.stderr(theirs).spawn().unwrap();
+        drop(command); // and with it our end of theirs
+        let (seen, reader) = read_terminal(ours);
+        wait_until("no bar is shown", || seen.lock().unwrap().contains("[=>"));
+        send(&child, libc::SIGTERM);
+        let status = child.wait_with_output().unwrap().status;
+        reader.join().unwrap();
+        let seen = seen.lock().unwrap();
+        assert_eq!(status.code(), Some(5), "{seen:?}");
+        let words = seen.find("hpl-run: interrupted by SIGTERM").unwrap_or_else(|| panic!("{seen:?}"));
+        let (before, after) = seen.split_at(words);
+        let last = before.rfind("Gflop/s").map_or("", |bar| &before[bar..]);
+        assert!(last.contains("\u{1b}[2K"), "{fabric}: {last:?}");
+        assert!(!after.contains("Gflop/s"), "{fabric}: {after:?}");
     }
 }
 
