@@ -58,7 +58,7 @@ pub enum Error {
     },
 
     /// A peer was lost while something was owed by it.
-    #[error("rank {rank} ({host}, {link}) {}{}, waited for by rank {by} ({by_host})\n    {}", describe_loss(.loss, .after), spaced(.waiting_for), loss_remedy(.loss, .link))]
+    #[error("rank {rank} ({host}, {link}) {}{}, {} by rank {by} ({by_host})\n    {}", describe_loss(.loss, .after), spaced(.waiting_for), noticed(.loss), loss_remedy(.loss, .link))]
     PeerLost {
         /// The lost rank.
         rank: usize,
@@ -140,6 +140,11 @@ pub enum Error {
     Internal(String),
 }
 
+/// A character as it may be printed.
+fn visible(c: char) -> String {
+    if c.is_control() && c != '\n' { c.escape_default().to_string() } else { c.into() }
+}
+
 fn describe_loss(loss: &Loss, after: &Duration) -> String {
     match loss {
         Loss::Gone => "is gone".into(),
@@ -147,6 +152,11 @@ fn describe_loss(loss: &Loss, after: &Duration) -> String {
         Loss::Slow => format!("lives but sent nothing for {:.1} s", after.as_secs_f64()),
         Loss::Broken(how) => format!("is out of reach: the connection to it broke ({how})"),
     }
+}
+
+/// A broken connection is found by who has it, whatever he does.
+fn noticed(loss: &Loss) -> &'static str {
+    if matches!(loss, Loss::Broken(_)) { "noticed" } else { "waited for" }
 }
 
 fn spaced(what: &str) -> String {
@@ -216,10 +226,15 @@ impl Error {
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
+        // Given by users, files and other hosts: nothing of it is for the terminal itself.
+        let shown = |text: String| match text.contains(|c: char| c.is_control() && c != '\n') {
+            true => text.chars().map(visible).collect(),
+            false => text,
+        };
         Error::Argument {
-            name: name.into(),
-            value: value.to_string(),
-            problem: problem.into(),
+            name: shown(name.into()),
+            value: shown(value.to_string()),
+            problem: shown(problem.into()),
             remedy: remedy.into(),
         }
     }
@@ -228,6 +243,12 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_shown_is_text() {
+        let error = Error::argument("--host", "a\u{1b}[2Jb\r", "has `\u{7}`", "é");
+        assert_eq!(error.to_string(), "--host: a\\u{1b}[2Jb\\r: has `\\u{7}`\n    é");
+    }
 
     #[test]
     fn the_cause_is_told_not_what_followed() {

@@ -14,6 +14,11 @@ pub trait Driver {
     /// once, before all else. A driver that hears of every failure in time drops it.
     fn at_failure(&mut self, _end: Box<dyn FnOnce(&Error) + Send>) {}
 
+    /// Whether this is what whoever started the ranks has ended the job with, and tells the user himself.
+    fn is_told(&self, _error: &Error) -> bool {
+        false
+    }
+
     /// Makes the kernels ready, tests them, and measures dgemm on `ranks` × `threads` of this machine.
     /// `kernels` is the user's words: `native`, `reference`, `blas`, `blas:PATH`.
     ///

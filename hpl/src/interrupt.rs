@@ -133,11 +133,23 @@ pub fn gives_back(fabric: Weak<dyn Fabric>, within: Duration) {
     *HELD.lock().unwrap_or_else(PoisonError::into_inner) = Some((fabric, within));
 }
 
-/// Tells the other ranks. Returns until when to wait for what.
-fn give_back() -> Option<(Weak<dyn Fabric>, Instant)> {
-    let (fabric, within) = HELD.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-    fabric.upgrade()?.fail(&Error::Interrupted);
-    Some((fabric, Instant::now() + within))
+/// What the program has failed with, and said.
+static OVER: Mutex<Option<Error>> = Mutex::new(None);
+
+/// The program has failed with this and is about to end: a signal from now on is no cause.
+pub fn is_over(with: &Error) {
+    OVER.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| with.clone());
+}
+
+/// Tells the other ranks. Returns until when to wait for what, and what the job had failed with before: then the signal only ends
+/// what is over.
+fn give_back() -> Option<(Weak<dyn Fabric>, Instant, Option<Error>)> {
+    let (held, within) = HELD.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    let fabric = held.upgrade()?;
+    fabric.fail(&Error::Interrupted);
+    // Of several the first.
+    let before = fabric.poll().err().filter(|e| !matches!(e, Error::Interrupted));
+    Some((held, Instant::now() + within, before))
 }
 
 /// The limit of CPU time, which each process has by itself, runs `end` on a thread of its own; the program goes on. For a rank
@@ -154,8 +166,9 @@ pub fn at_limit_of_cpu_time(end: impl FnOnce() + Send + 'static) {
 }
 
 /// Catches what asks the program to end from now on, and runs `end` on a thread of its own when one comes. `end` keeps what
-/// can be kept; then the program ends with 5, after what is held was given back ([`gives_back`]).
-pub fn watch(end: impl FnOnce() + Send + 'static) {
+/// can be kept, and is given what the job had failed with before; then the program ends with 5, or that failure's code, after what is
+/// held was given back ([`gives_back`]).
+pub fn watch(end: impl FnOnce(Option<&Error>) + Send + 'static) {
     catch(note);
     let watcher = std::thread::Builder::new().name("interrupt".to_string());
     // Without a watcher the second signal still ends the program.
@@ -164,12 +177,14 @@ pub fn watch(end: impl FnOnce() + Send + 'static) {
             std::thread::sleep(EVERY);
         }
         let held = give_back();
-        end();
-        if let Some((fabric, until)) = held {
-            while fabric.strong_count() > 0 && Instant::now() < until {
+        let over = OVER.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let before = over.as_ref().or_else(|| held.as_ref().and_then(|(.., before)| before.as_ref()));
+        end(before);
+        if let Some((fabric, until, _)) = &held {
+            while fabric.strong_count() > 0 && Instant::now() < *until {
                 std::thread::sleep(EVERY);
             }
         }
-        std::process::exit(5);
+        std::process::exit(before.map_or(5, Error::exit_code).into());
     });
 }

@@ -116,7 +116,7 @@ pub fn run(job: Job) -> ExitCode {
         let connect = || {
             connect().inspect(|_| {
                 if holds_devices(&job) {
-                    interrupt::watch(|| {});
+                    interrupt::watch(|_| {});
                 }
             })
         };
@@ -134,7 +134,7 @@ pub fn run(job: Job) -> ExitCode {
         return lead(member, cli);
     }
     if holds_devices(&job) {
-        interrupt::watch(|| {});
+        interrupt::watch(|_| {});
     }
     match member.follow() {
         Ok(()) => ExitCode::SUCCESS,
@@ -409,6 +409,10 @@ impl Lead {
 }
 
 impl Driver for Lead {
+    fn is_told(&self, error: &Error) -> bool {
+        self.member.job.ending().is_some_and(|ending| ending.to_string() == error.to_string())
+    }
+
     fn at_failure(&mut self, end: Box<dyn FnOnce(&Error) + Send>) {
         self.member.job.last_words(end);
     }

@@ -42,7 +42,14 @@ pub fn run(cli: &Cli, folder: &Path, host: &Host, driver: &mut dyn Driver) -> St
     match attempt(cli, folder, host, driver) {
         Ok(status) => status,
         Err(failure) => {
-            say(&failure);
+            let error = match &failure {
+                Failure::Error(error) => Some(error),
+                Failure::Input(_) => None,
+            };
+            error.iter().for_each(|error| interrupt::is_over(error));
+            if !error.is_some_and(|error| driver.is_told(error)) {
+                say(&failure);
+            }
             failure.status()
         }
     }
@@ -140,7 +147,12 @@ impl Open {
     fn watched() -> Open {
         let open = Open::default();
         let at_signal = open.clone();
-        interrupt::watch(move || {
+        interrupt::watch(move |before| {
+            // Of a job that has failed whoever started it says why.
+            if let Some(error) = before {
+                let failure = Failure::Error(error.clone());
+                return at_signal.break_off(failure.status(), &failure.to_string());
+            }
             // Processes are ended in order by their supervisor, and then the program ends by itself.
             if at_signal.processes.load(Ordering::Relaxed) {
                 std::thread::sleep(IN_ORDER);

@@ -128,6 +128,15 @@ pub struct Ticket {
     pub seq: u64,
 }
 
+/// What a rank is doing, as far as its fabric knows.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Doing {
+    /// As told to [`Fabric::set_activity`].
+    pub activity: String,
+    /// The rank that it waits for, and what is to come from there.
+    pub waits_for: Option<(usize, String)>,
+}
+
 /// One rank's end of a transport. Used by one thread at a time (the rank's own), but shareable so that
 /// a handle can be kept in several places.
 pub trait Fabric: Send + Sync {
@@ -210,6 +219,11 @@ pub trait Fabric: Send + Sync {
 
     /// Says, for the message of a wait that fails, what this rank is doing: `in panel 41 of 120`.
     fn set_activity(&self, what: &str);
+
+    /// What this rank is doing, for messages of others' failures.
+    fn doing(&self) -> Doing {
+        Doing::default()
+    }
 
     /// Ends the job: every other rank's waits fail with [`crate::Error::Aborted`] and this reason.
     fn abort(&self, reason: &str);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::lock;
 use super::messages::{
-    self, Complaint, Ending, Frames, FromRank, GREETING, LONGEST_WORD, ToRank, Welcome, grace, silence,
+    self, Complaint, Ending, Frames, FromRank, GREETING, LONGEST_WORD, Sight, ToRank, Welcome, grace, silence,
 };
 use crate::error::{Error, Result};
 use crate::fabric::Fabric;
@@ -29,7 +29,7 @@ struct State {
 
 /// See the module.
 pub struct Control {
-    to: UnixStream,
+    to: Arc<Mutex<UnixStream>>,
     gathered: Receiver<(u32, Vec<Vec<u8>>)>,
     round: u32,
     state: Arc<Mutex<State>>,
@@ -78,20 +78,16 @@ impl Control {
         stream.set_read_timeout(Some((silence(bound) / 8).max(Duration::from_millis(1)))).map_err(broken)?;
         let (words, gathered) = mpsc::channel();
         let state = Arc::<Mutex<State>>::default();
-        let listener = Listener {
-            from: stream.try_clone().map_err(broken)?,
-            frames,
-            words,
-            state: Arc::clone(&state),
-            bound,
-        };
+        let to = Arc::new(Mutex::new(stream.try_clone().map_err(broken)?));
+        let listener =
+            Listener { from: stream, frames, words, to: Arc::clone(&to), state: Arc::clone(&state), bound };
         let thread = std::thread::Builder::new().name("fulmen-control".into());
         thread.spawn(move || listener.run()).map_err(broken)?;
-        Ok(Control { to: stream, gathered, round: 0, state, welcome })
+        Ok(Control { to, gathered, round: 0, state, welcome })
     }
 
     fn say(&self, word: &FromRank) -> Result<()> {
-        messages::write(&mut &self.to, word).map_err(broken)
+        messages::write(&mut *lock(&self.to), word).map_err(broken)
     }
 
     /// Everyone's bytes, by rank.
@@ -187,6 +183,7 @@ fn greeting(from: &mut impl io::Read, frames: &mut Frames) -> io::Result<()> {
 /// The thread that hears the agent.
 struct Listener {
     from: UnixStream,
+    to: Arc<Mutex<UnixStream>>,
     frames: Frames,
     words: Sender<(u32, Vec<Vec<u8>>)>,
     state: Arc<Mutex<State>>,
@@ -222,7 +219,7 @@ impl Listener {
                 Err(e) => break format!("cannot be heard: {e}"),
             }
         };
-        self.end(Ending { code: 4, reason: format!("this rank's agent (fulmen-run) {why}") });
+        self.end(Ending::new(4, format!("this rank's agent (fulmen-run) {why}")));
         // Nobody is left who would end this process if it does not end by itself.
         std::thread::sleep(2 * grace(self.bound));
         if !lock(&self.state).keep {
@@ -242,9 +239,33 @@ impl Listener {
             state.fabric.as_ref().and_then(Weak::upgrade)
         };
         if let Some(fabric) = fabric {
+            // The rank may be writing, and its agent not reading: who listens waits for neither.
+            if let (Some(sight), Ok(mut to)) = (sight(&*fabric, &ending.lost), self.to.try_lock()) {
+                let _ = messages::write(&mut *to, &FromRank::Sees(sight));
+            }
             fabric.fail(&as_error(&ending));
         }
     }
+}
+
+/// What this rank sees of the lost ones, if it is none of them.
+fn sight(fabric: &dyn Fabric, lost: &[u32]) -> Option<Sight> {
+    let is_lost = |rank: usize| lost.iter().any(|lost| *lost as usize == rank);
+    let first = lost.iter().map(|rank| *rank as usize).find(|rank| *rank < fabric.size())?;
+    if is_lost(fabric.rank()) {
+        return None;
+    }
+    let doing = fabric.doing();
+    let waits_for = doing.waits_for.as_ref().filter(|(rank, _)| is_lost(*rank));
+    let of = waits_for.map_or(first, |(rank, _)| *rank);
+    let mut words = format!("its link to rank {of} is {}", fabric.link(of));
+    if !doing.activity.is_empty() {
+        words += &format!("; {}", doing.activity);
+    }
+    if let Some((rank, put)) = &doing.waits_for {
+        words += &format!(", waiting for {put} from rank {rank}");
+    }
+    Some(Sight { waits: waits_for.is_some(), words })
 }
 
 #[cfg(test)]
@@ -300,7 +321,7 @@ mod tests {
         control.watch_over(&fabric);
         assert!(control.ending().is_none() && fabric.poll().is_ok());
         assert!(matches!(control.all_gather(b"", || true), Err(Error::Interrupted)));
-        let end = ToRank::End(Ending { code: 4, reason: "rank 3 (c) was killed".into() });
+        let end = ToRank::End(Ending::new(4, "rank 3 (c) was killed"));
         messages::write(&mut agent, &end).unwrap();
         let error = control.all_gather(b"", || false).unwrap_err();
         assert_eq!((error.exit_code(), error.to_string()), (4, "rank 3 (c) was killed".into()));
@@ -311,6 +332,24 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(fabric.poll().unwrap_err().to_string().contains("rank 3 (c) was killed"));
+    }
+
+    /// A rank tells what it sees of lost ranks before it ends.
+    #[test]
+    fn the_end_of_others_is_seen() {
+        let mut fabrics = crate::fabric::mem::Job::new(3, &Default::default()).unwrap().build();
+        let fabric = fabrics.remove(0);
+        let (mut agent, mut frames, control) = pair(600_000);
+        control.watch_over(&fabric);
+        let end = Ending { lost: vec![2], ..Ending::new(4, "c is silent") };
+        messages::write(&mut agent, &ToRank::End(end)).unwrap();
+        let said = messages::read::<FromRank>(&mut agent, &mut frames).unwrap();
+        let words = "its link to rank 2 is mem".to_string();
+        assert_eq!(said, Some(FromRank::Sees(Sight { waits: false, words })));
+        // Nothing to say: no such rank, or itself.
+        assert_eq!(sight(&*fabric, &[7]), None);
+        assert_eq!(sight(&*fabric, &[0, 1]), None);
+        assert_eq!(sight(&*fabric, &[]), None);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The first line of every stream. The first number goes up whenever a message changes.
-pub const GREETING: &str = concat!("fulmen job 2 ", env!("CARGO_PKG_VERSION"), "\n");
+pub const GREETING: &str = concat!("fulmen job 3 ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// No frame is longer: the words of 4096 ranks at 16 KiB each.
 pub const LONGEST: usize = 64 << 20;
@@ -93,6 +93,17 @@ pub enum FromRank {
     Failed(Complaint),
     /// Whether it must never be killed hard, and why: it holds what only it can give back.
     Keep(Option<String>),
+    /// What this rank sees of ranks that are lost.
+    Sees(Sight),
+}
+
+/// What a rank sees of lost ranks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Sight {
+    /// Whether it waits for one of them.
+    pub waits: bool,
+    /// Over which link, in the midst of what.
+    pub words: String,
 }
 
 /// A rank's failure in its own words.
@@ -146,6 +157,15 @@ pub struct Ending {
     pub code: u8,
     /// In words.
     pub reason: String,
+    /// Ranks of which nothing is heard any more.
+    pub lost: Vec<u32>,
+}
+
+impl Ending {
+    /// No rank is out of reach.
+    pub fn new(code: u8, reason: impl Into<String>) -> Ending {
+        Ending { code, reason: reason.into(), lost: vec![] }
+    }
 }
 
 /// One rank to be started.
@@ -302,8 +322,20 @@ pub enum News {
         /// Why.
         why: String,
     },
-    /// Of an agent below, by the one that has started it: the connection to it has ended; what ssh said, and how it ended.
-    Lost(String),
+    /// What a rank sees of lost ranks.
+    Sees {
+        /// The rank.
+        rank: u32,
+        /// What.
+        sight: Sight,
+    },
+    /// Of an agent below, by the one that has started it: the connection to it has ended.
+    Lost {
+        /// What ssh said, and how it ended.
+        words: String,
+        /// Whether it ended in order.
+        well: bool,
+    },
     /// The agent lives.
     Beat,
 }

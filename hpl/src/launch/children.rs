@@ -63,6 +63,58 @@ pub fn start(mut command: Command, control: &UnixStream) -> std::io::Result<Rank
     Ok(Rank { child: command.spawn()?, status: None })
 }
 
+/// From now on what a rank has started, and not waited for, is this process's child when the rank is gone (Linux): also what has left
+/// the rank's process group.
+pub fn adopt_orphans() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: a property of this process; where it is not to be had, such processes go on.
+    unsafe {
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1)
+    };
+}
+
+/// Kills all children of this process but `own`, with what these have started, and buries them. Returns whether there were any: some
+/// may have come since.
+pub fn kill_orphans(own: &[u32]) -> bool {
+    let me = std::process::id();
+    let parents = parents();
+    let is_below = |pid: u32| {
+        let mut above = pid;
+        for _ in 0..parents.len() {
+            match parents.iter().find(|(of, _)| *of == above) {
+                Some((_, parent)) if *parent == me => return !own.contains(&above),
+                Some((_, parent)) => above = *parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    let orphans: Vec<u32> = parents.iter().map(|(pid, _)| *pid).filter(|pid| is_below(*pid)).collect();
+    for pid in &orphans {
+        // SAFETY: a signal to a process below this one, which buries it: the number is its own until then. (Of those further below
+        // the parent is killed in the same moment.)
+        unsafe { libc::kill(*pid as libc::pid_t, libc::SIGKILL) };
+    }
+    for (pid, _) in parents.iter().filter(|(pid, parent)| *parent == me && orphans.contains(pid)) {
+        // SAFETY: buries a child that nobody else waits for.
+        unsafe { libc::waitpid(*pid as libc::pid_t, std::ptr::null_mut(), libc::WNOHANG) };
+    }
+    !orphans.is_empty()
+}
+
+/// All processes that this one sees, with the parent of each; none where the system does not tell.
+fn parents() -> Vec<(u32, u32)> {
+    let Ok(all) = std::fs::read_dir("/proc") else { return vec![] };
+    let parent = |entry: std::fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        // A program's name, in parentheses, may hold anything.
+        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+        Some((pid, parent))
+    };
+    all.flatten().filter_map(parent).collect()
+}
+
 impl Rank {
     /// Its process, and its group.
     pub fn pid(&self) -> u32 {

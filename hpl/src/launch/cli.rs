@@ -9,6 +9,7 @@ use fulmen::fabric::mixed::Choice;
 use fulmen::fabric::tcp::On;
 
 use super::place::MapBy;
+use super::ssh::words;
 
 const LONG_ABOUT: &str = "\
 Starts the ranks of a program on this and other hosts, over your own ssh, and sees that none outlives the job.
@@ -27,7 +28,8 @@ A hostfile is Open MPI's (`name slots=4`), MPICH's (`name:4`) or mlx.launch's (J
 Without hosts, a Slurm allocation is used if there is one; else this machine.
 
 When a rank fails, the others are asked to end, then get SIGTERM, then SIGKILL. Ctrl-C does the same; a second one
-ends all at once. A rank's background processes end with it.
+ends all at once. A rank's background processes end with it; those that have left its process group (setsid) end with
+the last rank of their host, on Linux. Elsewhere, and where fulmen-run itself is killed on that host, they go on.
 
 Exit status: that of the first rank that failed, which is named. 0 when none did;
   2  usage, or a program that is missing or of another build
@@ -69,11 +71,11 @@ pub struct Cli {
     pub wdir: Option<PathBuf>,
 
     /// Threads of each rank (FULMEN_THREADS) [default: the host's cores, shared out]
-    #[arg(long, value_name = "THREADS", conflicts_with = "threads_per_host")]
+    #[arg(long, value_name = "THREADS", value_parser = threads, conflicts_with = "threads_per_host")]
     pub threads_per_rank: Option<usize>,
 
     /// Threads of each host, shared out to its ranks
-    #[arg(long, value_name = "THREADS")]
+    #[arg(long, value_parser = threads, value_name = "THREADS")]
     pub threads_per_host: Option<usize>,
 
     /// Whether each thread is kept on a core of its own, where there are enough (FULMEN_BIND)
@@ -102,8 +104,8 @@ pub struct Cli {
     #[arg(long, value_name = "FOLDER")]
     pub output_dir: Option<PathBuf>,
 
-    /// What starts a command on a host: CMD HOST COMMAND [default: ssh]
-    #[arg(long, value_name = "CMD")]
+    /// What starts a command on a host: CMD HOST COMMAND, words as in a shell [default: ssh]
+    #[arg(long, value_parser = ssh, value_name = "CMD")]
     pub ssh: Option<String>,
 
     /// So many hosts are reached directly; where there are more, each of these reaches some of the others, which it must be able
@@ -173,6 +175,20 @@ pub enum Which {
 fn interfaces(text: &str) -> Result<String, fulmen::Error> {
     let parsed: Result<Vec<On>, _> = text.split(',').map(|on| on.trim().parse()).collect();
     parsed.map(|_| text.to_owned())
+}
+
+fn ssh(text: &str) -> Result<String, String> {
+    words(text).map(|_| text.to_owned())
+}
+
+/// No host has more cores.
+const MOST_THREADS: usize = 4096;
+
+fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=MOST_THREADS).contains(&n) => Ok(n),
+        _ => Err(format!("give a whole number from 1 to {MOST_THREADS}")),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -259,6 +275,10 @@ mod tests {
             ("--nonsense prog", "unexpected argument"),
             ("--fabric ib prog", "give auto, shm, tcp, verbs"),
             ("--interfaces en5,,en6 prog", "is empty"),
+            ("--threads-per-rank 0 prog", "give a whole number from 1 to 4096"),
+            ("--threads-per-host 99999 prog", "give a whole number from 1 to 4096"),
+            ("--ssh= prog", "names no command"),
+            ("--ssh ssh' prog", "a quote that is not closed"),
         ] {
             let message = parse(text).unwrap_err();
             assert!(message.contains(words), "{message}");

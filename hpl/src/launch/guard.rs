@@ -34,6 +34,11 @@ impl Guard {
         Ok(Guard { child: command.spawn()?, to })
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A line, whole or not at all: a pipe takes so few bytes at once, or, when its reader was stopped long ago, none.
     fn say(&mut self, line: String) {
         // A guard that is gone cannot help; all else still works.

@@ -38,6 +38,14 @@ impl Host {
 /// # Errors
 /// [`Error::Argument`] naming the word that makes no sense.
 pub fn from_list(list: &str) -> Result<Vec<Host>> {
+    if list.trim().is_empty() {
+        return Err(Error::argument(
+            "--host",
+            "''",
+            "is empty",
+            "write as in --host a,b:2; without it ranks are started here",
+        ));
+    }
     let mut hosts = vec![];
     for word in split(list) {
         hosts.extend(words("--host", list, word.trim())?);
@@ -69,7 +77,7 @@ fn split(list: &str) -> Vec<&str> {
 /// [`Error::Argument`] naming file and line.
 pub fn from_file(file: &str, bytes: &[u8]) -> Result<Vec<Host>> {
     let text = String::from_utf8_lossy(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes));
-    if text.trim_start().starts_with(['[', '{']) {
+    if is_json(&text) {
         return from_json(file, &text);
     }
     let mut hosts = vec![];
@@ -114,13 +122,41 @@ pub fn from_file(file: &str, bytes: &[u8]) -> Result<Vec<Host>> {
     merge(file, "", hosts)
 }
 
+/// Whether a hostfile is mlx.launch's.
+pub fn is_json(text: &str) -> bool {
+    let text = text.trim_start();
+    text.starts_with('{') || text.starts_with('[') && bracketed(text).is_none()
+}
+
+fn is_ipv6(name: &str) -> bool {
+    name.split('%').next().is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok())
+}
+
+/// An IPv6 address in brackets, and what follows.
+fn bracketed(text: &str) -> Option<(&str, &str)> {
+    text.strip_prefix('[')?.split_once(']').filter(|(name, _)| is_ipv6(name))
+}
+
 /// One word: a name with ranges, or MPICH's `name:slots`.
 fn words(place: &str, line: &str, word: &str) -> Result<Vec<Host>> {
     let wrong = |problem: &str| {
         Error::argument(place, line, problem, "write host names as ssh knows them, `name:4`, or `n[01-12]`")
     };
-    // A bare IPv6 address has more than one colon.
+    // An IPv6 address is bare, or in brackets.
+    if let Some((name, rest)) = bracketed(word) {
+        let slots = match rest {
+            "" => None,
+            rest => match rest.strip_prefix(':').and_then(|n| n.parse().ok()) {
+                Some(slots) if (1..=1 << 20).contains(&slots) => Some(slots),
+                _ => return Err(wrong(&format!("has `{word}`, where no number of ranks follows :"))),
+            },
+        };
+        return Ok(vec![Host { slots, ..Host::named(name) }]);
+    }
     let (name, slots) = match word.rsplit_once(':') {
+        Some((name, _)) if name.contains(':') && !is_ipv6(word) => {
+            return Err(wrong(&format!("has `{word}`, which is neither `name:slots` nor an IPv6 address")));
+        }
         Some((name, slots)) if !name.contains(':') => {
             let slots = slots.parse::<usize>().ok().filter(|n| (1..=1 << 20).contains(n));
             (
@@ -188,7 +224,13 @@ fn merge(place: &str, value: &str, all: Vec<Host>) -> Result<Vec<Host>> {
     hosts.retain(|h| h.slots != Some(0));
     match hosts.is_empty() {
         true => {
-            Err(Error::argument(place, value, "names no host", "write one host a line, or leave it away"))
+            let value = if value.is_empty() { "hosts" } else { value };
+            Err(Error::argument(
+                place,
+                value,
+                "names no host with a slot",
+                "write one host a line, or leave it away",
+            ))
         }
         false => Ok(hosts),
     }
@@ -230,6 +272,35 @@ mod tests {
 
     fn one(name: &str, slots: Option<usize>, most: Option<usize>) -> (String, Option<usize>, Option<usize>) {
         (name.to_string(), slots, most)
+    }
+
+    #[test]
+    fn addresses_and_what_only_looks_like_one() {
+        let named = |list: &str| {
+            from_list(list).map(|h| h.into_iter().map(|h| (h.name, h.slots)).collect::<Vec<_>>())
+        };
+        let name = |name: &str, slots: Option<usize>| vec![(name.to_string(), slots)];
+        assert_eq!(named("::1").unwrap(), name("::1", None));
+        assert_eq!(named("[::1]").unwrap(), name("::1", None));
+        assert_eq!(named("[fe80::1%en5]:3").unwrap(), name("fe80::1%en5", Some(3)));
+        assert_eq!(parsed("[::1] slots=2"), [one("::1", Some(2), None)]);
+        for (wrong, why) in [
+            ("h1:0", "has `h1:0`, where no number of ranks follows :"),
+            ("h1:2:3", "has `h1:2:3`, which is neither `name:slots` nor an IPv6 address"),
+            ("[::1]:0", "no number of ranks follows"),
+            ("[::1]2", "no number of ranks follows"),
+            ("", "is empty"),
+            (" ", "is empty"),
+            (",", "is no host name"),
+            ("a\u{1b}[31m", r"a\u{1b}[31m"),
+        ] {
+            let error = named(wrong).unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains('\u{1b}'), "{wrong}: {error}");
+        }
+        for empty in ["", "# nobody\n\r\n", "a slots=0\n"] {
+            let error = from_file("hosts", empty.as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with("hosts: ") && error.contains("names no host with a slot"), "{error}");
+        }
     }
 
     #[test]

@@ -28,8 +28,11 @@ pub mod ssh;
 
 use clap::Parser;
 
+use crate::limits;
+
 /// The whole of `fulmen-run`, in any of its parts; the exit code.
 pub fn main() -> u8 {
+    limits::tell_of_file_sizes();
     let mut args = std::env::args_os();
     match args.nth(1).as_deref().and_then(|a| a.to_str()) {
         Some(agent::ARGUMENT) => return agent::run(args.next().map(Into::into)),

@@ -14,6 +14,11 @@ pub enum MapBy {
     Node,
 }
 
+/// A rank is a process with threads and open files on its host, and has a connection to each other one.
+const MOST_ON_HOST: usize = 1024;
+/// The words of so many fit into one message of their rendezvous.
+const MOST_RANKS: usize = 1 << 16;
+
 /// Ranks on their hosts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
@@ -39,6 +44,9 @@ pub fn place(hosts: &[Host], n: Option<usize>, by: MapBy) -> Result<Placement> {
     if let Some(most) = most.filter(|&most| n > most) {
         let problem = format!("the hosts may take {most} at most (max_slots)");
         return Err(Error::argument("-n", n, problem, "ask for fewer, name more hosts, or raise max_slots"));
+    }
+    if n > MOST_RANKS {
+        return Err(Error::argument("-n", n, format!("a job has {MOST_RANKS} ranks at most"), "give fewer"));
     }
     // Hosts without a number share evenly what the others leave.
     let share = n.saturating_sub(told).div_ceil(untold.max(1)).max(1);
@@ -68,6 +76,18 @@ pub fn place(hosts: &[Host], n: Option<usize>, by: MapBy) -> Result<Placement> {
             }
         }
         round += 1;
+    }
+    if let Some(at) = taken.iter().position(|&ranks| ranks > MOST_ON_HOST) {
+        let problem = format!(
+            "puts {} ranks on {}, and a host takes {MOST_ON_HOST} at most",
+            taken[at], hosts[at].name
+        );
+        return Err(Error::argument(
+            "-n",
+            n,
+            problem,
+            "give fewer, or more hosts: a rank is for several cores",
+        ));
     }
     let crowded = (0..hosts.len())
         .filter_map(|i| hosts[i].slots.filter(|&s| taken[i] > s).map(|s| (i, taken[i], s)))
@@ -113,6 +133,15 @@ mod tests {
         let error = place(&hosts, Some(5), MapBy::Slot).unwrap_err().to_string();
         assert!(error.contains("-n: 5: the hosts may take 4 at most"), "{error}");
         assert!(place(&hosts, Some(0), MapBy::Slot).is_err());
+        // More than is sane.
+        let one = from_list("a").unwrap();
+        assert!(place(&one, Some(1024), MapBy::Slot).is_ok());
+        for (n, words) in
+            [(1025, "puts 1025 ranks on a, and a host takes 1024"), (100_000, "65536 ranks at most")]
+        {
+            let error = place(&one, Some(n), MapBy::Slot).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     proptest! {

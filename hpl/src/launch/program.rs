@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use fulmen::job::env::{CONTROL, LOCAL_RANK, LOCAL_SIZE, RANK, SIZE};
 use fulmen::job::messages::Fingerprint;
 use fulmen::{Error, Result};
 
@@ -45,6 +46,9 @@ pub fn fingerprint(path: &Path) -> Result<Fingerprint> {
     read.map_err(|e| no(&path.display().to_string(), &format!("cannot be read: {e}")))
 }
 
+/// Variables that tell a rank its place.
+const OWNED: [&str; 6] = [CONTROL, RANK, SIZE, LOCAL_RANK, LOCAL_SIZE, "FULMEN_SHM"];
+
 /// The variables of `-x`: with a value, or with this process's.
 ///
 /// # Errors
@@ -63,8 +67,13 @@ pub fn variables(
             }
             None => (word.as_os_str(), get(word)),
         };
-        if name.is_empty() || name.as_bytes().starts_with(b"FULMEN_RANK") || name == "FULMEN_CONTROL" {
-            return Err(Error::argument("-x", shown, "is no variable of yours", "write VAR or VAR=VALUE"));
+        let wrong = |problem: &str, remedy: &str| Err(Error::argument("-x", &shown, problem, remedy));
+        if OWNED.iter().any(|owned| name == *owned) {
+            return wrong("is set for each rank by fulmen-run itself", "leave it away");
+        }
+        if name.is_empty() || name.as_bytes().iter().any(|b| b.is_ascii_whitespace() || b.is_ascii_control())
+        {
+            return wrong("is no name of a variable", "write VAR or VAR=VALUE, without blanks in VAR");
         }
         let value = value.ok_or_else(|| {
             Error::argument("-x", &shown, "is not set here", format!("write -x {shown}=VALUE, or set it"))

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fulmen::fabric::host_name;
 use fulmen::job::env::{DEVICES, FABRIC, INTERFACES, Variables};
-use fulmen::job::messages::{Below, Hidden, Order, Place, Program, RankStart, Start, Welcome, beat};
+use fulmen::job::messages::{Below, Hidden, Order, Place, Program, RankStart, Start, Welcome, beat, silence};
 use fulmen::{Error, Result};
 
 use super::branch::{self, Branch};
@@ -33,6 +33,8 @@ const LOOK: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(50);
 /// Pieces of output that may wait to be shown.
 const PIECES: usize = 32;
+/// What is left to be shown after a failure gets so long at least.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Runs a job; the exit code. All is said on stderr.
 pub fn run(cli: &Cli) -> u8 {
     let verdict = prepare(cli).and_then(|job| job.run());
@@ -125,7 +127,7 @@ fn devices(file: Option<&Hostfile>, hosts: &[String]) -> Result<Option<String>> 
         return Ok(None);
     };
     let text = text.trim_start_matches('\u{feff}');
-    if !text.trim_start().starts_with(['[', '{']) {
+    if !hosts::is_json(text) {
         return Ok(None); // a hostfile of another dialect
     }
     let cables = Cables::parse(text, &file.shown)?;
@@ -258,7 +260,8 @@ impl Job<'_> {
         if cli.verbose {
             for place in tasks.all() {
                 let ranks: Vec<String> = place.ranks.iter().map(|r| r.rank.to_string()).collect();
-                say(&format!("{}: ranks {}", place.name, ranks.join(" ")));
+                let s = if ranks.len() == 1 { "" } else { "s" };
+                say(&format!("{}: rank{s} {}", place.name, ranks.join(" ")));
             }
         }
         signals::listen();
@@ -281,9 +284,13 @@ impl Job<'_> {
         let mut running = Running::start(&self, &tasks, &sinks)?;
         drop(sinks);
         let verdict = running.conduct(&inbox, &credit);
+        let failed = running.conduct.failed();
         drop(running);
-        // Whoever reads our output may take his time; after a failure, or when he wants the end, not for ever.
-        let (until, asked) = (Instant::now() + cli.silence, signals::count());
+        // Whoever reads our output may take his time; when he wants the end, not for ever; after a failure, which took up to half of
+        // that time to be found, as long as is left of it.
+        let now = Instant::now();
+        let until = failed.map_or(now + cli.silence, |at| (at + silence(cli.silence)).max(now + LAST_WORDS));
+        let asked = signals::count();
         let patient = || verdict.code == 0 && signals::count() == asked;
         while !printing.is_finished() && (patient() || Instant::now() < until) {
             thread::sleep(Duration::from_millis(2));
@@ -398,8 +405,9 @@ impl Running {
             let mut acts = match heard {
                 Ok(Heard::News(host, news)) => self.conduct.hear(host, news, now),
                 Ok(Heard::Gone(host, words, status)) => {
-                    let words = ssh::explain(&words, &status, &self.names[host]);
-                    self.conduct.lost(host, &words, now)
+                    let well = status == ssh::WELL;
+                    let words = self.reach.explain(&words, &status, &self.names[host]);
+                    self.conduct.lost(host, &words, well, now)
                 }
                 Ok(Heard::Mute(why)) => {
                     self.conduct.give_up(3, format!("the ranks' output cannot be written: {why}"), now)
@@ -438,7 +446,7 @@ impl Running {
             if self.branches[i].is_abandoned(now) {
                 self.branches[i].link.outbox.close();
                 let head = self.branches[i].head() as usize;
-                acts.extend(self.conduct.lost(head, "ssh has ended, or was killed", now));
+                acts.extend(self.conduct.lost(head, "ssh has ended, or was killed", false, now));
             }
         }
         acts

@@ -24,6 +24,7 @@ fn grids_over_ssh_have_the_bits_of_one_process() {
 
     k7_01_and_04(&lab);
     k7_02(&lab);
+    copies(&lab);
     launch(&lab);
 }
 
@@ -117,6 +118,27 @@ fn k7_02(lab: &Lab) {
         seen.dedup();
         assert!(seen.iter().all(|h| text.contains(h) || text.contains("h[")), "{text}: {ended:?}");
     }
+}
+
+/// Folders that a copy cannot be made in, or not started from: the remedy is theirs and not ssh's, and nothing is left in them.
+fn copies(lab: &Lab) {
+    let tmp = lab.etc(2).join("tmp").display().to_string();
+    for (options, words) in [
+        ("noexec", "(noexec): set TMPDIR there"),
+        ("ro", "nothing can be written to the folder for temporary files there: set TMPDIR"),
+        ("size=64k", "the folder for temporary files is full there: make room"),
+    ] {
+        lab.says(2, &["mount", "-t", "tmpfs", "-o", options, "none", &tmp]);
+        let ended = lab.run(&["--copy", "--host", "h2", "hostname"]);
+        ended.expect(4, &["h2: no agent could be started", words]);
+        for wrong in ["BatchMode", "--agent-path"] {
+            assert!(!ended.err.contains(wrong), "{options}: {ended:?}");
+        }
+        assert_eq!(lab.says(2, &["ls", "-A", &tmp]), "", "{options}");
+        lab.says(2, &["umount", &tmp]);
+    }
+    let ended = lab.run(&["--copy", "--host", "h2", "hostname"]);
+    assert_eq!((ended.code, ended.out.trim()), (Some(0), "h2"), "{ended:?}");
 }
 
 /// Measured and printed, not asserted: the machine may be busy.

@@ -63,14 +63,27 @@ fn what_is_seen_of_a_link_is_told() {
     ended.expect(
         4,
         &[
-            "rank 2 (h3, pid ",
             "rank 1 (h2, tcp over en0 (192.168.77.3 to 192.168.77.2)) is out of reach: the connection to it broke \
              (connection reset)",
-            "waited for by rank 2 (h3)",
+            "noticed by rank 2 (h3)",
         ],
     );
     no_word_of(&ended, &["killed", "rank 0 (h1, tcp", "192.168.77.1", "interrupted"]);
     lab.heal(2, "en0");
+    nothing_left();
+
+    // A cable is pulled: the one cause, with the link and what was waited for or done.
+    let mut job = long(&lab, &["--silence", "3"]);
+    std::thread::sleep(Duration::from_millis(300));
+    lab.cut(3, "en0", "down");
+    assert!(!job.is_over());
+    let ended = job.end();
+    let lost = "h3: the connection to its agent ended, and with it rank 2";
+    ended.expect(4, &[lost, "its link to rank 2 is tcp over en0 (192.168.77.", " to 192.168.77.3); "]);
+    assert!(["); in panel ", "); while "].iter().any(|phase| ended.err.contains(phase)), "{ended:?}");
+    assert_eq!(ended.err.matches(lost).count(), 1, "{ended:?}");
+    no_word_of(&ended, &["interrupted"]);
+    lab.heal(3, "en0");
     nothing_left();
 
     // A firewall between two hosts of one network: a third passes on what goes between them, which is told with its cost.

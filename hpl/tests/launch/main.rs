@@ -129,6 +129,44 @@ fn a_killed_rank() {
     all_gone(&bench.pids(6));
 }
 
+/// What has left its rank's process group, and has no parent but the system, ends with the last rank; not before, for the others
+/// may need it.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_rank_leaves_behind_ends_with_it() {
+    let bench = Bench::new();
+    let left = "(setsid sh -c 'echo $$ >$BENCH/pid.left.$FULMEN_RANK; exec sleep 300' &)";
+    let until_rank_0_goes = "while [ ! -e $BENCH/go ]; do sleep 0.05; done";
+    let started = bench.start(&[
+        "-n",
+        "2",
+        "sh",
+        "-c",
+        &format!("{left}; [ $FULMEN_RANK = 1 ] && exit 0; {until_rank_0_goes}"),
+    ]);
+    let pids = bench.pids(2);
+    std::thread::sleep(Duration::from_millis(200));
+    // SAFETY: asks whether they are there.
+    assert!(pids.iter().all(|pid| unsafe { libc::kill(*pid as i32, 0) } == 0), "gone with the first rank");
+    std::fs::write(bench.path("go"), "").unwrap();
+    let began = Instant::now();
+    started.end().expect(0, &[]);
+    assert!(began.elapsed() < bench::HANG);
+    all_gone(&pids);
+}
+
+/// A file may not grow beyond the limit: that is told, and the launcher itself does not die of it.
+#[test]
+fn a_limit_of_files_sizes_is_told() {
+    let bench = Bench::new();
+    let fulmen_run = env!("CARGO_BIN_EXE_fulmen-run");
+    let line = format!("ulimit -f 1; exec {fulmen_run} --output-dir o sh -c 'head -c 100000 /dev/zero'");
+    let output = Command::new("sh").args(["-c", &line]).current_dir(bench.0.path()).output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(err.contains("the ranks' output cannot be written: File too large"), "{err}");
+}
+
 #[test]
 fn a_stopped_rank() {
     let bench = Bench::new();
@@ -211,7 +249,14 @@ fn k7_04_hosts_that_do_not_let_us_in() {
          esac",
     );
     for (host, words) in [
-        ("b", &["b: no agent could be started", "Permission denied (publickey,password).", "BatchMode"][..]),
+        (
+            "b",
+            &[
+                "b: no agent could be started",
+                "Permission denied (publickey,password).",
+                "stub b true` works",
+            ][..],
+        ),
         (
             "c",
             &["REMOTE HOST IDENTIFICATION HAS CHANGED!", "Host key verification failed.", "ssh-keygen -R c"],
@@ -266,9 +311,26 @@ fn what_cannot_be_started_is_said_before_anything_is() {
     bench.run(&["--hostfile", "none", "true"]).expect(2, &["--hostfile: none: cannot be read"]);
     bench.run(&["-n", "0", "true"]).expect(2, &["-n: 0: a job has at least one rank"]);
     bench.run(&["-x", "NO_SUCH_VARIABLE", "true"]).expect(2, &["is not set here"]);
+    for owned in ["FULMEN_SIZE=1", "FULMEN_LOCAL_RANK=0", "FULMEN_SHM=1"] {
+        bench.run(&["-x", owned, "true"]).expect(2, &[owned, "is set for each rank by fulmen-run itself"]);
+    }
+    bench.run(&["-x", "A B=x", "true"]).expect(2, &["-x: A B=x: is no name of a variable"]);
+    bench.run(&["-n", "100000", "true"]).expect(2, &["-n: 100000: a job has 65536 ranks at most"]);
+    bench.run(&["-n", "5000", "true"]).expect(2, &["puts 5000 ranks on localhost, and a host takes 1024"]);
+    bench.run(&["--host", "", "true"]).expect(2, &["--host: '': is empty"]);
+    // Who refuses has said why; nobody else is to blame, nor ssh.
+    let ended = bench.run(&["--ssh", &ssh, "--host", "a,b", "--wdir", "/nonexistent", "true"]);
+    ended.expect(2, &["--wdir: /nonexistent"]);
+    assert!(!ended.err.contains("no agent") && !ended.err.contains("exit status"), "{ended:?}");
+    // Nothing of ours at the other end.
     bench
-        .run(&["--ssh", &ssh, "--host", "a", "--wdir", "/nonexistent", "true"])
-        .expect(2, &["a: --wdir: /nonexistent"]);
+        .run(&["--ssh", "true", "--host", "a", "true"])
+        .expect(4, &["without having started", "`true a true` works"]);
+    // An ssh with a blank in an argument.
+    let blank = bench.script("blank", "[ \"$2\" = 'x y' ] || exit 9; shift 3; exec sh -c \"$*\"");
+    let ended = bench.run(&["--ssh", &format!("{blank} -o 'x y'"), "--host", "a", "echo", "here"]);
+    ended.expect(0, &[]);
+    assert_eq!(ended.out, "here\n");
     // Another build on the other host: the stub's host has an older file.
     let program = bench.script("prog", "echo new");
     let ssh = bench.script("other", "shift; echo '#!/bin/sh' >$BENCH/prog; exec sh -c \"$*\"");
@@ -641,8 +703,8 @@ fn hpl_run_as_ranks() {
     assert_eq!(joined, expected);
     // What cannot be run is said once, by rank 0, and ends all.
     let ended = bench.run(&[&hosts[..], &["-N", "200", "-P", "3", "-Q", "2"][..]].concat());
-    ended.expect(2, &["the 3 x 2 grid needs 6, --ranks has 4", "rank 0 (a, pid "]);
-    assert_eq!(ended.err.matches("the 3 x 2 grid needs 6").count(), 1, "{ended:?}");
+    ended.expect(2, &["grid: 3 x 2: needs 6 ranks, and this job has 4", "rank 0 (a, pid "]);
+    assert_eq!(ended.err.matches("3 x 2: needs 6 ranks").count(), 1, "{ended:?}");
     // So is a report that cannot be written, whoever hears of it first.
     if cfg!(target_os = "linux") {
         let full =

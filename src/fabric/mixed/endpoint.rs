@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::fabric::alarm::Alarm;
 use crate::fabric::shm::meeting::Shm;
 use crate::fabric::verbs::Verbs;
-use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, tcp};
+use crate::fabric::{Bounds, Doing, Fabric, Lane, Memory, Ticket, tcp};
 
 /// Between two looks while another transport has queued puts.
 const LOOK: Duration = Duration::from_micros(100);
@@ -180,6 +180,10 @@ impl Fabric for Mixed {
         if let Some(verbs) = &self.verbs {
             verbs.set_activity(what);
         }
+    }
+
+    fn doing(&self) -> Doing {
+        self.tcp.doing()
     }
 
     fn abort(&self, reason: &str) {

@@ -18,7 +18,7 @@ use crate::fabric::alarm::Alarm;
 use crate::fabric::mem::pages::Pages;
 use crate::fabric::rendezvous::door::{poll, refused};
 use crate::fabric::shared::area::Failure;
-use crate::fabric::{Bounds, Fabric, Lane, Memory, Ticket, rules};
+use crate::fabric::{Bounds, Doing, Fabric, Lane, Memory, Ticket, rules};
 
 /// A wait spins so long before it sleeps, where each rank has a core.
 const SPIN: Duration = Duration::from_micros(60);
@@ -485,6 +485,10 @@ impl Fabric for Endpoint {
 
     fn set_activity(&self, what: &str) {
         self.shared.lock().job.set_activity(what);
+    }
+
+    fn doing(&self) -> Doing {
+        self.shared.lock().job.doing()
     }
 
     fn abort(&self, reason: &str) {

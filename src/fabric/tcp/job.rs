@@ -14,8 +14,8 @@ use super::window::Window;
 use super::words::{decode, encode};
 use super::{Region, Wrong};
 use crate::error::{Error, Loss, Result};
-use crate::fabric::Lane;
 use crate::fabric::shared::area::Failure;
+use crate::fabric::{Doing, Lane};
 
 /// The job, as one rank sees it.
 pub struct Job {
@@ -333,6 +333,13 @@ impl Job {
     /// What this rank waits for, for the message of a failure.
     pub fn set_waiting(&mut self, what: Option<(usize, Lane, u64)>) {
         self.waiting = what;
+    }
+
+    /// What this rank is doing.
+    pub fn doing(&self) -> Doing {
+        let put =
+            |(peer, lane, number): (usize, Lane, u64)| (peer, format!("put {number} on the {lane} lane"));
+        Doing { activity: self.activity.clone(), waits_for: self.waiting.map(put) }
     }
 
     pub fn ended(&self) -> Option<&Error> {

@@ -362,7 +362,7 @@ fn failures_go_from_neighbour_to_neighbour() {
     net.jobs[1].lose(2, Loss::Broken(std::io::ErrorKind::ConnectionReset), Duration::ZERO);
     net.settle();
     let seen = "rank 2 (host2, link to 2 past []) is out of reach: the connection to it broke (connection reset) in panel 4, \
-                waited for by rank 1 (host1)";
+                noticed by rank 1 (host1)";
     assert!(net.jobs[1].ended().is_some_and(|e| e.to_string().contains(seen)));
     for rank in [0, 2, 3] {
         let end = net.jobs[rank].ended();

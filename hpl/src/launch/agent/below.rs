@@ -8,7 +8,7 @@ use fulmen::job::messages::{Ending, News, Order, Up, grace, silence};
 use super::super::branch;
 use super::super::link::Hear;
 use super::super::outbox::Outbox;
-use super::super::ssh;
+use super::super::ssh::{self, Reach};
 use super::{Agent, Event};
 
 /// Passes on what is said on one connection.
@@ -40,11 +40,17 @@ impl Agent {
         let (out, events) = (&self.out, &self.events);
         let hear = |hosts: &[u32]| Pass { hosts: hosts.to_vec(), up: out.clone(), events: events.clone() };
         let grown = branch::grow(&self.start, hear);
-        self.branches = grown.map_err(|e| Ending { code: e.exit_code(), reason: e.to_string() })?;
+        self.branches = grown.map_err(|e| Ending::new(e.exit_code(), e.to_string()))?;
         if let Some(guard) = &mut self.guard {
             self.branches.iter().for_each(|branch| guard.watch(branch.link.pid()));
         }
         Ok(())
+    }
+
+    /// How the agents below are reached.
+    fn reach(&self) -> Reach {
+        let ssh = || Reach::new(None, self.bound());
+        Reach::from_words(&self.start.below.ssh).unwrap_or_else(ssh)
     }
 
     /// To all agents below.
@@ -60,9 +66,9 @@ impl Agent {
             guard.leave(branch.link.pid());
         }
         let own = &self.start.place.name;
-        let words = ssh::explain(said, status, &branch.name);
+        let words = self.reach().explain(said, status, &branch.name);
         let words = format!("{words}\nssh was called on {own}, for there are many hosts (--fan-out)");
-        self.out.say(&Up { host: head, news: News::Lost(words) });
+        self.out.say(&Up { host: head, news: News::Lost { words, well: status == ssh::WELL } });
     }
 
     /// Connections that do not end by themselves. The launcher watches the agents themselves.

@@ -72,7 +72,7 @@ impl Agent {
         if !self.launcher_gone && now - self.heard.max(self.awake) > patience {
             self.launcher_gone = true;
             let reason = format!("the launcher was silent for {:.1} s", (now - self.heard).as_secs_f64());
-            let ending = Ending { code: 4, reason };
+            let ending = Ending::new(4, reason);
             // It may only have been stopped, and hear this later.
             self.tell(News::Refused(ending.clone()));
             self.end(ending);

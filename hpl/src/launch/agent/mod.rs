@@ -100,6 +100,7 @@ fn attempt(copied: &mut Copied) -> Result<(), String> {
         // Closed by now: a file that is open for writing cannot be executed.
         start.program.path = copied.program().into_os_string().into_vec();
     }
+    children::adopt_orphans();
     let mut agent = Agent::new(start, out, events, inbox);
     agent.guard = guard;
     agent.work(copied);
@@ -262,8 +263,8 @@ impl Agent {
             if asked > self.signals {
                 self.signals = asked;
                 let reason = "its agent was asked to end by a signal".to_string();
-                self.tell(News::Refused(Ending { code: 5, reason: reason.clone() }));
-                self.end(Ending { code: 5, reason });
+                self.tell(News::Refused(Ending::new(5, reason.clone())));
+                self.end(Ending::new(5, reason));
                 if asked > 1 {
                     self.push(Push::Killed);
                 }
@@ -273,6 +274,7 @@ impl Agent {
             let ended = self.ranks.iter().all(|r| r.process.ended() && r.untold.is_none());
             if self.ending.is_some() && alone && ended {
                 let since = *over.get_or_insert(now);
+                self.kill_orphans();
                 let stuck = self.ended_well() && !self.launcher_gone && !self.out.is_empty();
                 if self.open == 0 || (now - since > DRAIN && !stuck) {
                     break;
@@ -295,6 +297,14 @@ impl Agent {
         }
     }
 
+    /// Ends what ranks have left running. Whoever was not to be killed hard may have others at work for him.
+    fn kill_orphans(&self) {
+        if self.ranks.iter().all(|rank| rank.keep.is_none()) {
+            let own: Vec<u32> = self.guard.iter().map(Guard::pid).collect();
+            children::kill_orphans(&own);
+        }
+    }
+
     fn ended_well(&self) -> bool {
         self.ending.as_ref().is_some_and(|(_, e)| e.code == 0)
     }
@@ -307,7 +317,7 @@ impl Agent {
             }
             Event::LauncherGone(why) => {
                 self.launcher_gone = true;
-                self.end(Ending { code: 4, reason: format!("the launcher is gone: {why}") });
+                self.end(Ending::new(4, format!("the launcher is gone: {why}")));
             }
             Event::Silent(i) => self.ranks[i].silent = true,
             Event::Drained => self.open -= 1,
@@ -318,6 +328,7 @@ impl Agent {
                     FromRank::Hello { .. } => self.ranks[i].joined = true,
                     FromRank::Gather { round, bytes } => self.tell(News::Gather { rank, round, bytes }),
                     FromRank::Failed(complaint) => self.tell(News::Failed { rank, complaint }),
+                    FromRank::Sees(sight) => self.tell(News::Sees { rank, sight }),
                     FromRank::Keep(why) => {
                         if let Some(guard) = &mut self.guard {
                             match &why {
@@ -359,11 +370,11 @@ impl Agent {
             Order::InputEnd => self.input = Input::None,
             Order::End(ending) => self.end(ending),
             Order::Kill => {
-                self.end(Ending { code: 5, reason: "interrupted".into() });
+                self.end(Ending::new(5, "interrupted"));
                 self.push(Push::Killed);
             }
             Order::Start(_) | Order::Part(_) | Order::Go => {
-                self.end(Ending { code: 4, reason: "the launcher gave an order out of order".into() });
+                self.end(Ending::new(4, "the launcher gave an order out of order"));
             }
         }
     }

@@ -21,7 +21,7 @@ use super::{Agent, Child, Event, Input, spawn};
 impl Agent {
     /// Whether the task can be done here.
     pub(super) fn check(&self) -> Result<Vec<String>, Ending> {
-        let refuse = |code, reason: String| Err(Ending { code, reason });
+        let refuse = |code, reason: String| Err(Ending::new(code, reason));
         let mut notes = vec![];
         let Program { path, fingerprint, .. } = &self.start.program;
         let path = path_of(path);
@@ -68,10 +68,7 @@ impl Agent {
             let rank = self.start.place.ranks[i].rank;
             let pid = self.start_one(i).map_err(|(code, e)| {
                 let program = path_of(&self.start.program.path);
-                Ending {
-                    code,
-                    reason: format!("rank {rank} could not be started ({}): {e}", program.display()),
-                }
+                Ending::new(code, format!("rank {rank} could not be started ({}): {e}", program.display()))
             })?;
             self.tell(News::Started { rank, pid });
         }

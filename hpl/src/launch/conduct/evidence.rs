@@ -1,5 +1,7 @@
 //! What is known of a failure, and which part of it the user is told.
 
+use fulmen::job::messages::Sight;
+
 /// Of failures of the same weight so many are told at most.
 const MOST: usize = 16;
 
@@ -33,6 +35,8 @@ pub struct Evidence {
     failures: Vec<(Weight, u8, String)>,
     /// A rank that waited for the one that failed, and its words.
     noticed: Option<(String, String)>,
+    /// What a rank sees of ranks that are lost.
+    seen: Option<(String, Sight)>,
 }
 
 impl Evidence {
@@ -45,6 +49,13 @@ impl Evidence {
     pub fn noticed(&mut self, who: &str, words: &str) {
         let first = || words.lines().next().unwrap_or_default().to_string();
         self.noticed.get_or_insert_with(|| (who.to_string(), first()));
+    }
+
+    /// What a rank sees of lost ranks. Who waits for one of them says more.
+    pub fn sees(&mut self, who: &str, sight: Sight) {
+        if self.seen.as_ref().is_none_or(|(_, seen)| sight.waits && !seen.waits) {
+            self.seen = Some((who.to_string(), sight));
+        }
     }
 
     /// The verdict. `started`: whether any rank was; before that all hosts that cannot take part are told.
@@ -69,6 +80,10 @@ impl Evidence {
             && !words.contains(noticed)
         {
             words = format!("{words}\n    noticed by {who}: {noticed}");
+        } else if let Some((who, sight)) = &self.seen
+            && best == Weight::HostLost
+        {
+            words = format!("{words}\n    of {who}: {}", sight.words);
         }
         Verdict { code, words: Some(words) }
     }

@@ -72,6 +72,8 @@ enum Phase {
 struct Host {
     plan: HostPlan,
     ready: bool,
+    /// It has said why it cannot take part.
+    refused: bool,
     gone: bool,
     pid: Option<u32>,
 }
@@ -117,8 +119,10 @@ impl Conduct {
         for (host, plan) in plans.iter().enumerate() {
             plan.ranks.iter().for_each(|&rank| ranks[rank].host = host);
         }
-        let hosts =
-            plans.into_iter().map(|plan| Host { plan, ready: false, gone: false, pid: None }).collect();
+        let hosts = plans
+            .into_iter()
+            .map(|plan| Host { plan, ready: false, refused: false, gone: false, pid: None })
+            .collect();
         Conduct {
             limits,
             phase: Phase::Checking,
@@ -176,7 +180,9 @@ impl Conduct {
         self.failed = Some(now);
         self.reason = Some(reason.clone());
         self.phase = Phase::Ending;
-        vec![Act::TellAll(Order::End(Ending { code, reason }))]
+        let is_lost = |rank: &usize| weight == Weight::HostLost && self.hosts[self.ranks[*rank].host].gone;
+        let lost = (0..self.ranks.len()).filter(is_lost).map(|rank| rank as u32).collect();
+        vec![Act::TellAll(Order::End(Ending { code, reason, lost }))]
     }
 
     /// An agent said something. Output and the like never come here.
@@ -199,7 +205,8 @@ impl Conduct {
                 }
                 acts
             }
-            News::Refused(Ending { code, reason }) => {
+            News::Refused(Ending { code, reason, .. }) => {
+                self.hosts[host].refused = true;
                 let words = format!("{}: {reason}", self.hosts[host].plan.name);
                 self.fail(Weight::Cause, code.max(1), words, now)
             }
@@ -249,7 +256,13 @@ impl Conduct {
                 }
                 _ => vec![],
             },
-            News::Lost(words) => self.lost(host, &words, now),
+            News::Sees { rank, sight } => {
+                if let Some(rank) = rank_of(rank) {
+                    self.evidence.sees(&self.name(rank), sight);
+                }
+                vec![]
+            }
+            News::Lost { words, well } => self.lost(host, &words, well, now),
             News::Beat | News::Output { .. } | News::Taken(_) => vec![],
         }
     }
@@ -300,7 +313,7 @@ impl Conduct {
         };
         if self.phase == Phase::Running && self.ranks.iter().all(|r| r.ended) {
             self.phase = Phase::Leaving;
-            acts.push(Act::TellAll(Order::End(Ending { code: 0, reason: String::new() })));
+            acts.push(Act::TellAll(Order::End(Ending::new(0, ""))));
         }
         acts
     }
@@ -316,8 +329,8 @@ impl Conduct {
     }
 
     /// The connection to an agent has ended, and with it those to the agents below that one. `words`: what ssh said, and how it
-    /// ended.
-    pub fn lost(&mut self, host: usize, words: &str, now: Instant) -> Vec<Act> {
+    /// ended; `well`: in order, as agents do that were asked to.
+    pub fn lost(&mut self, host: usize, words: &str, well: bool, now: Instant) -> Vec<Act> {
         let known = self.hosts[host].gone;
         let mut gone: Vec<usize> = self.below(host).into_iter().filter(|&h| !self.hosts[h].gone).collect();
         let below = gone.len();
@@ -327,6 +340,9 @@ impl Conduct {
         let left: Vec<usize> = (0..self.ranks.len()).filter(|&r| mine(&self.ranks[r])).collect();
         left.iter().for_each(|&r| self.ranks[r].ended = true);
         if known {
+            return vec![];
+        }
+        if !self.hosts[host].ready && (self.hosts[host].refused || well && self.phase == Phase::Ending) {
             return vec![];
         }
         let name = &self.hosts[host].plan.name;
@@ -405,14 +421,14 @@ impl Conduct {
                 words += "\nof all other hosts nothing is heard: look at this host's own network first";
             }
             acts.push(Act::Cut(host));
-            acts.extend(self.lost(host, &words, now));
+            acts.extend(self.lost(host, &words, false, now));
         }
         if self.phase == Phase::Checking && now.saturating_duration_since(self.began) > self.limits.start {
             for host in 0..self.hosts.len() {
                 let waits = |h: usize| !self.hosts[h].ready;
                 if waits(host) && !self.hosts[host].gone && !self.between(host).any(waits) {
                     let words = format!(
-                        "{}: no answer from its agent within {:.1} s\n    try `ssh -o BatchMode=yes {} true`; if it is only slow, raise --start-timeout",
+                        "{}: no answer from its agent within {:.1} s\n    try `ssh -o BatchMode=yes {} true` (or what --ssh names); if it is only slow, raise --start-timeout",
                         self.hosts[host].plan.name,
                         self.limits.start.as_secs_f64(),
                         self.hosts[host].plan.name
@@ -469,6 +485,11 @@ impl Conduct {
             }
         }
         acts
+    }
+
+    /// When the first failure was known.
+    pub fn failed(&self) -> Option<Instant> {
+        self.failed
     }
 
     /// The verdict, once it is over.

@@ -1,4 +1,4 @@
-use fulmen::job::messages::LONGEST_WORD;
+use fulmen::job::messages::{LONGEST_WORD, Sight};
 
 use super::*;
 
@@ -73,7 +73,7 @@ fn all_goes_well() {
     assert!(matches!(&last[..], [Act::TellAll(Order::End(Ending { code: 0, .. }))]));
     for host in 0..3 {
         assert!(!job.is_over());
-        assert_eq!(job.lost(host, "", now), []);
+        assert_eq!(job.lost(host, "", false, now), []);
     }
     assert!(job.is_over());
     assert_eq!(job.verdict(), Verdict { code: 0, words: None });
@@ -84,14 +84,66 @@ fn nothing_starts_unless_every_host_can() {
     let now = Instant::now();
     let mut job = job(now);
     job.hear(0, News::Ready { pid: 1, notes: vec![] }, now);
-    assert!(ends(&job.lost(1, "ssh: Could not resolve hostname b\nexit status 255", now)));
-    assert_eq!(job.lost(2, "Permission denied (publickey).\nexit status 255", now), []);
-    assert_eq!(job.lost(0, "", now), []);
+    assert!(ends(&job.lost(1, "ssh: Could not resolve hostname b\nexit status 255", false, now)));
+    assert_eq!(job.lost(2, "Permission denied (publickey).\nexit status 255", false, now), []);
+    assert_eq!(job.lost(0, "", false, now), []);
     let verdict = job.verdict();
     assert_eq!(verdict.code, 4);
     let words = verdict.words.unwrap();
     assert!(words.contains("b: no agent could be started\n    ssh: Could not resolve hostname b"), "{words}");
     assert!(words.contains("c: no agent could be started\n    Permission denied"), "{words}");
+}
+
+/// Who has said why he cannot take part, and who has been told to leave before he was ready, did start.
+#[test]
+fn who_refuses_is_no_agent_that_was_not_started() {
+    let now = Instant::now();
+    let mut job = job(now);
+    assert!(ends(&job.hear(1, News::Refused(Ending::new(2, "--wdir: /x: there is no such folder")), now)));
+    for (host, words) in [(1, "exit status 0"), (2, "exit status 0"), (0, "exit status 0")] {
+        assert_eq!(job.lost(host, words, true, now), []);
+    }
+    let verdict = job.verdict();
+    assert_eq!((verdict.code, verdict.words.unwrap()), (2, "b: --wdir: /x: there is no such folder".into()));
+}
+
+/// Of a host that is lost the others tell link and phase: who waits for it before who does not, and nobody but of a lost host.
+#[test]
+fn a_lost_host_is_told_with_link_and_phase() {
+    let now = Instant::now();
+    let sees = |rank, waits, words: &str| News::Sees { rank, sight: Sight { waits, words: words.into() } };
+    let mut job = running(now);
+    let later = now + Duration::from_secs(6);
+    let mut acts = vec![];
+    for ms in (0..=6000).step_by(10) {
+        let at = now + Duration::from_millis(ms);
+        acts.extend(job.tick(at, &[at, now, at]));
+    }
+    let told =
+        |act: &Act| matches!(act, Act::TellAll(Order::End(Ending { code: 4, lost, .. })) if *lost == [2]);
+    assert!(acts.iter().any(told), "{acts:?}");
+    job.hear(0, sees(1, false, "its link to rank 2 is tcp over en1; in panel 3 of 9"), later);
+    job.hear(
+        2,
+        sees(3, true, "its link to rank 2 is tcp over en0; in panel 2 of 9, waiting for put 7"),
+        later,
+    );
+    job.hear(0, sees(0, true, "too late"), later);
+    let words = job.verdict().words.unwrap();
+    assert!(
+        words.starts_with("b: the connection to its agent ended, and with it rank 2\n    it was silent"),
+        "{words}"
+    );
+    assert!(
+        words.ends_with(
+            "\n    of rank 3 (c, pid 103): its link to rank 2 is tcp over en0; in panel 2 of 9, waiting for put 7"
+        ),
+        "{words}"
+    );
+    let mut job = running(now);
+    job.hear(1, ended(2, How::Signal(9), false), now);
+    job.hear(0, sees(0, true, "nothing"), now);
+    assert!(!job.verdict().words.unwrap().contains("nothing"));
 }
 
 #[test]
@@ -136,7 +188,7 @@ fn a_killed_agent_is_told_and_who_noticed() {
     let gone = "rank 2 (b, tcp over en0) is gone in panel 2 of 47, waited for by rank 3";
     assert!(ends(&job.hear(2, failed(3, 4, true, gone), now)));
     job.hear(0, failed(0, 4, true, &format!("rank 3 (c, pid 103): {gone}")), now);
-    assert_eq!(job.lost(1, "signal: 9 (SIGKILL)", now), []);
+    assert_eq!(job.lost(1, "signal: 9 (SIGKILL)", false, now), []);
     let words = job.verdict().words.unwrap();
     let want = "b: the connection to its agent ended, and with it rank 2\n    signal: 9 (SIGKILL)\n    noticed by rank 3 (c, pid 103): ";
     assert!(words.starts_with(want) && words.ends_with(gone), "{words}");
@@ -144,7 +196,7 @@ fn a_killed_agent_is_told_and_who_noticed() {
     let mut job = running(now);
     job.hear(2, failed(3, 3, false, "no memory"), now);
     job.hear(1, ended(2, How::Code(4), true), now);
-    assert_eq!(job.lost(1, "exit status 0", now), []);
+    assert_eq!(job.lost(1, "exit status 0", true, now), []);
     assert_eq!(job.verdict().words.unwrap(), "rank 3 (c, pid 103): no memory");
 }
 
@@ -305,9 +357,9 @@ fn what_does_not_end_is_killed_then_left_within_the_bound() {
 fn agents_below_one_that_is_lost() {
     let now = Instant::now();
     let mut job = started(reached(Some(1), now), now);
-    assert!(ends(&job.lost(1, "signal: 9 (SIGKILL)", now)));
-    assert_eq!(job.lost(2, "late", now), []);
-    job.lost(0, "", now);
+    assert!(ends(&job.lost(1, "signal: 9 (SIGKILL)", false, now)));
+    assert_eq!(job.lost(2, "late", false, now), []);
+    job.lost(0, "", false, now);
     assert!(job.is_over());
     let words = job.verdict().words.unwrap();
     let want = "b: the connection to its agent ended, and with it ranks 2 to 3\n    signal: 9 (SIGKILL)\n    1 further host";
@@ -329,7 +381,7 @@ fn agents_below_one_that_is_lost() {
         at += Duration::from_secs(1);
         acts = job.tick(at, &[at; 3]);
     }
-    job.lost(0, "", at);
+    job.lost(0, "", false, at);
     assert!(job.is_over());
     let words = job.verdict().words.unwrap();
     assert!(words.contains("b: no answer from its agent") && !words.contains("c: "), "{words}");
@@ -337,7 +389,11 @@ fn agents_below_one_that_is_lost() {
     let mut job = reached(Some(1), now);
     job.hear(0, News::Ready { pid: 1, notes: vec![] }, now);
     job.hear(1, News::Ready { pid: 1, notes: vec![] }, now);
-    assert!(ends(&job.hear(2, News::Lost("Permission denied (publickey).".into()), now)));
+    assert!(ends(&job.hear(
+        2,
+        News::Lost { words: "Permission denied (publickey).".into(), well: false },
+        now
+    )));
     let words = job.verdict().words.unwrap();
     assert_eq!(words, "c: no agent could be started\n    Permission denied (publickey).");
 }
