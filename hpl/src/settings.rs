@@ -270,9 +270,8 @@ fn grids(cli: &Cli, input: &mut Input, from_file: bool) -> Result<bool, Error> {
                 return Err(Error::argument("--ranks", ranks, problem, remedy));
             };
             let problem = format!("needs {needed} ranks, and this job has {ranks} by {by}");
-            let remedy = format!(
-                "start {needed} with that launcher, take a smaller grid, or unset what it has left there"
-            );
+            let alone = if by.contains('=') { ", or unset the variable to run alone" } else { "" };
+            let remedy = format!("start {needed} with that launcher, take a smaller grid{alone}");
             Err(Error::argument("grid", format!("{p} x {q}"), problem, remedy))
         }
         _ => Ok(given),

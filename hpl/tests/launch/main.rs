@@ -703,7 +703,7 @@ fn hpl_run_as_ranks() {
     assert_eq!(joined, expected);
     // What cannot be run is said once, by rank 0, and ends all.
     let ended = bench.run(&[&hosts[..], &["-N", "200", "-P", "3", "-Q", "2"][..]].concat());
-    ended.expect(2, &["grid: 3 x 2: needs 6 ranks, and this job has 4", "rank 0 (a, pid "]);
+    ended.expect(2, &["grid: 3 x 2: needs 6 ranks, and this job has 4 by fulmen-run", "rank 0 (a, pid "]);
     assert_eq!(ended.err.matches("3 x 2: needs 6 ranks").count(), 1, "{ended:?}");
     // So is a report that cannot be written, whoever hears of it first.
     if cfg!(target_os = "linux") {
