@@ -438,6 +438,10 @@ fn faults() {
                 _ => &["was silent"],
             };
             assert!(told.iter().any(|words| said.contains(words)), "{context}");
+            // By the link that carried its data, though it was TCP that saw it go.
+            if said.contains(") is gone") && at / 2 == victim / 2 {
+                assert!(said.contains(", shm) is gone"), "{context}");
+            }
         }
         if signal == libc::SIGSTOP {
             // It wakes into a job that has ended, and ends too.

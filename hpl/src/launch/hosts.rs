@@ -224,13 +224,9 @@ fn merge(place: &str, value: &str, all: Vec<Host>) -> Result<Vec<Host>> {
     hosts.retain(|h| h.slots != Some(0));
     match hosts.is_empty() {
         true => {
-            let value = if value.is_empty() { "hosts" } else { value };
-            Err(Error::argument(
-                place,
-                value,
-                "names no host with a slot",
-                "write one host a line, or leave it away",
-            ))
+            let (name, value) = if value.is_empty() { ("--hostfile", place) } else { (place, value) };
+            let remedy = "write one host a line, or leave it away";
+            Err(Error::argument(name, value, "names no host with a slot", remedy))
         }
         false => Ok(hosts),
     }
@@ -299,7 +295,10 @@ mod tests {
         }
         for empty in ["", "# nobody\n\r\n", "a slots=0\n"] {
             let error = from_file("hosts", empty.as_bytes()).unwrap_err().to_string();
-            assert!(error.starts_with("hosts: ") && error.contains("names no host with a slot"), "{error}");
+            assert!(
+                error.starts_with("--hostfile: hosts: names") && error.contains("names no host with a slot"),
+                "{error}"
+            );
         }
     }
 
