@@ -314,6 +314,8 @@ pub enum News {
         how: How,
         /// Whether the agent had asked it to end before.
         asked: bool,
+        /// Whether it had RDMA devices in its hands.
+        held: bool,
     },
     /// A rank does not end and must not be killed hard.
     Kept {
@@ -516,7 +518,7 @@ mod tests {
         vec![
             Up { host: 3, news: News::Beat },
             Up { host: 0, news: News::Output { rank: 7, stream: Stream::Err, bytes: b"x\n".repeat(9000) } },
-            Up { host: 1, news: News::Ended { rank: 7, how: How::Signal(9), asked: false } },
+            Up { host: 1, news: News::Ended { rank: 7, how: How::Signal(9), asked: false, held: true } },
             Up { host: 1, news: News::Ready { pid: 12, notes: vec!["n".into()] } },
         ]
     }

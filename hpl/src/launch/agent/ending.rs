@@ -50,7 +50,7 @@ impl Agent {
             if let Some((_, how, asked)) =
                 rank.untold.take_if(|(since, ..)| rank.silent || now - *since > WORDS)
             {
-                news.push(News::Ended { rank: rank.rank, how, asked });
+                news.push(News::Ended { rank: rank.rank, how, asked, held: rank.keep.is_some() });
             }
             if let Some(since) = rank.stopped
                 && now - since > patience

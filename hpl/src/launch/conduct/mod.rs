@@ -241,8 +241,8 @@ impl Conduct {
                 }
                 _ => vec![],
             },
-            News::Ended { rank, how, asked } => match rank_of(rank) {
-                Some(rank) if !self.ranks[rank].ended => self.ended(rank, how, asked, now),
+            News::Ended { rank, how, asked, held } => match rank_of(rank) {
+                Some(rank) if !self.ranks[rank].ended => self.ended(rank, how, (asked, held), now),
                 _ => vec![],
             },
             News::Kept { rank, why } => match rank_of(rank) {
@@ -278,7 +278,8 @@ impl Conduct {
         }
     }
 
-    fn ended(&mut self, rank: usize, how: How, asked: bool, now: Instant) -> Vec<Act> {
+    /// `asked`: by its agent; `held`: it had RDMA devices in its hands.
+    fn ended(&mut self, rank: usize, how: How, (asked, held): (bool, bool), now: Instant) -> Vec<Act> {
         self.ranks[rank].ended = true;
         let told = self.ranks[rank].complaint.is_some();
         let mut acts = match how {
@@ -302,6 +303,14 @@ impl Conduct {
             }
             How::Signal(signal) => {
                 let why = match signal {
+                    libc::SIGSEGV | libc::SIGBUS if held => {
+                        "a driver of RDMA over Thunderbolt does that to a program whose cable is pulled out: see to the cables of \
+                         this host, then `hpl-run doctor`"
+                    }
+                    libc::SIGKILL if held => {
+                        "by hand, by a job scheduler, or by the system for lack of memory (see dmesg); its RDMA devices may be \
+                         unusable until a restart: `hpl-run doctor`"
+                    }
                     libc::SIGKILL => {
                         "by hand, by a job scheduler, or by the system for lack of memory (see dmesg)"
                     }

@@ -34,7 +34,7 @@ fn started(mut job: Conduct, now: Instant) -> Conduct {
 }
 
 fn ended(rank: u32, how: How, asked: bool) -> News {
-    News::Ended { rank, how, asked }
+    News::Ended { rank, how, asked, held: false }
 }
 
 fn failed(rank: u32, code: u8, follows: bool, words: &str) -> News {
@@ -396,4 +396,24 @@ fn agents_below_one_that_is_lost() {
     )));
     let words = job.verdict().words.unwrap();
     assert_eq!(words, "c: no agent could be started\n    Permission denied (publickey).");
+}
+
+/// Who had RDMA devices in his hands most likely lost a cable, or leaves them unusable.
+#[test]
+fn the_end_of_a_rank_with_devices() {
+    for (signal, held, words) in [
+        (libc::SIGSEGV, true, "whose cable is pulled out"),
+        (libc::SIGSEGV, false, "a fault of the program"),
+        (libc::SIGKILL, true, "unusable until a restart"),
+        (libc::SIGKILL, false, "for lack of memory"),
+    ] {
+        let now = Instant::now();
+        let mut job = running(now);
+        job.hear(2, News::Ended { rank: 3, how: How::Signal(signal), asked: false, held }, now);
+        let said = job.verdict().words.unwrap();
+        assert!(
+            said.contains(words) && said.starts_with("rank 3 (c, pid 103) was killed by signal"),
+            "{said}"
+        );
+    }
 }
