@@ -103,20 +103,24 @@ impl Control {
         self.say(&FromRank::Gather { round, bytes: mine.to_vec() })?;
         let until = Instant::now() + Duration::from_millis(self.welcome.start_ms) + LATER;
         loop {
-            if let Some(error) = self.ending() {
-                return Err(error);
-            }
-            if interrupted() {
-                return Err(Error::Interrupted);
-            }
-            match self.gathered.recv_timeout(Duration::from_millis(20)) {
+            // Asked first: what came before the job's end counts, for it may say whose fault the end is.
+            let ending = self.ending();
+            let patience = if ending.is_some() { Duration::ZERO } else { Duration::from_millis(20) };
+            match self.gathered.recv_timeout(patience) {
                 Ok((of, parts)) if of == round && parts.len() == self.welcome.hosts.len() => {
                     return Ok(parts);
                 }
                 Ok((of, _)) => return Err(broken(format!("it answers round {of} in round {round}"))),
-                Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(broken("the rendezvous of the ranks was not over in time"));
+                    if let Some(error) = ending {
+                        return Err(error);
+                    }
+                    if interrupted() {
+                        return Err(Error::Interrupted);
+                    }
+                    if Instant::now() >= until {
+                        return Err(broken("the rendezvous of the ranks was not over in time"));
+                    }
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(self.ending().unwrap_or_else(|| broken("it is gone")));
@@ -312,6 +316,21 @@ mod tests {
         let (first, second, mut control) = rank.join().unwrap();
         assert_eq!((first.unwrap()[0][0], second.unwrap()[0][0]), (b'x', b'y'));
         assert!(control.all_gather(&vec![0; LONGEST_WORD + 1], || false).is_err());
+    }
+
+    /// Else a rank whose fault it is would tell, in its own place, only that the job has ended.
+    #[test]
+    fn what_was_gathered_before_the_end_is_heard() {
+        let (mut agent, _, mut control) = pair(600_000);
+        messages::write(&mut agent, &ToRank::Gathered { round: 0, parts: vec![vec![1], vec![2]] }).unwrap();
+        messages::write(&mut agent, &ToRank::End(Ending::new(3, "rank 0 (a) failed"))).unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while control.ending().is_none() {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
+        assert_eq!(control.all_gather(b"", || false).unwrap(), [[1], [2]]);
+        assert_eq!(control.all_gather(b"", || false).unwrap_err().exit_code(), 3);
     }
 
     #[test]
