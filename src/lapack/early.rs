@@ -105,7 +105,8 @@ impl<T: Scalar> Early<'_, T> {
         let k = out.len() / nr;
         let first = self.strip_of(col) * k;
         // SAFETY: it is complete since the team last met, and is written again only when its columns are updated, after
-        // this.
+        // this. (Strip s lies at s·k. Only the last panel may have another k here, a smaller one: what is written for it lies
+        // in strips up to s, which have been read.)
         let strip = unsafe { self.rows.part_ref(0..nr, first..first + k) };
         // SAFETY: the strip's rows follow each other.
         out.copy_from_slice(unsafe { std::slice::from_raw_parts(strip.as_ptr(), nr * k) });

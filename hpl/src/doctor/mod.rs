@@ -98,8 +98,13 @@ const SCHEMA: &str = "fulmen.doctor/1";
 
 #[derive(Deserialize)]
 struct Heard {
-    schema: String,
     hosts: Vec<Facts>,
+}
+
+/// Read first: another form may have other hosts.
+#[derive(Deserialize)]
+struct Form {
+    schema: String,
 }
 
 /// All that is recognised, host by host and then between them.
@@ -145,15 +150,18 @@ impl Files {
     fn open(options: &Options) -> Result<Files> {
         let mut heard = Vec::new();
         for file in &options.with {
-            let told: Heard = serde_json::from_str(&read("--with", file)?).map_err(|e| {
+            let text = read("--with", file)?;
+            let garbled = |e: serde_json::Error| {
                 let remedy = "give what `hpl-run doctor --json` printed on that host";
                 Error::argument("--with", file.display(), format!("is not that: {e}"), remedy)
-            })?;
-            if told.schema != SCHEMA {
-                let problem = format!("is of the form {:?}, and this program reads {SCHEMA}", told.schema);
+            };
+            let Form { schema } = serde_json::from_str(&text).map_err(garbled)?;
+            if schema != SCHEMA {
+                let problem = format!("is of the form {schema:?}, and this program reads {SCHEMA}");
                 let remedy = "run the same version of hpl-run on all hosts";
                 return Err(Error::argument("--with", file.display(), problem, remedy));
             }
+            let told: Heard = serde_json::from_str(&text).map_err(garbled)?;
             heard.extend(told.hosts);
         }
         let cables = options

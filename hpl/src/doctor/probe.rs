@@ -135,6 +135,10 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
     facts.rdma.named_library =
         std::env::var_os(LIBRARY_VARIABLE).map(|name| name.to_string_lossy().into_owned());
     let is_named = facts.rdma.named_library.is_some();
+    if is_named && facts.rdma.library.get().is_none() {
+        // That the system has none does not matter.
+        facts.rdma.library = Answer::Unasked;
+    }
     let is_absent = matches!(facts.rdma.library, Answer::Refused(_)) && !is_named;
     if is_absent || matches!(facts.rdma.devices, Answer::Hung(_) | Answer::Died(_)) {
         return; // nothing to try, or a driver that is stuck already
@@ -179,6 +183,9 @@ pub fn look(run: &dyn Run, fresh: bool, facts: &mut Facts) {
                 facts.rdma.library = Answer::Refused(words);
             }
             (Some(words), _) => facts.rdma.untried = Some(words),
+            (None, Answer::Unasked) if is_named && !all.is_empty() => {
+                facts.rdma.library = facts.rdma.named_library.clone().map_or(Answer::Unasked, Answer::Is);
+            }
             (None, _) => {}
         }
         let last = all.len().checked_sub(1);

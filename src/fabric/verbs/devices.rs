@@ -1,6 +1,7 @@
 //! Which devices a rank opens, and which of them are joined to which of another rank's.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,13 +35,8 @@ pub enum Devices {
 /// one that is named is not there.
 pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
     let at = Arc::new(Mutex::new("the verbs library".to_owned()));
-    let (answer, answered) = mpsc::channel();
-    let (within, theirs, options) = (options.bounds.silence, Arc::clone(&at), options.clone());
-    let opening = move || {
-        // Nobody listens any more: what was opened so late is closed again.
-        let _ = answer.send(open_all(rank, &options, &theirs));
-    };
-    std::thread::Builder::new().name("verbs open".into()).spawn(opening).map_err(|e| Error::Resources {
+    let (within, theirs, mine) = (options.bounds.silence, Arc::clone(&at), options.clone());
+    let opened = bounded(within, move || open_all(rank, &mine, &theirs)).map_err(|e| Error::Resources {
         what: format!("no thread that opens the devices of rank {rank}: {e}"),
         remedy: "use fewer ranks or threads, or raise the limit (ulimit -u)".into(),
     })?;
@@ -54,7 +50,18 @@ pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
             remedy: "restart this machine; until then use --fabric tcp".into(),
         }
     };
-    answered.recv_timeout(within).unwrap_or_else(|_| Err(stuck()))
+    opened.unwrap_or_else(|| Err(stuck()))
+}
+
+/// What a thread of its own brings, if it does within this time. What comes later is dropped there.
+fn bounded<T: Send + 'static>(
+    within: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<Option<T>> {
+    let (answer, answered) = mpsc::channel();
+    let run = move || drop(answer.send(work()));
+    std::thread::Builder::new().name("verbs open".into()).spawn(run)?;
+    Ok(answered.recv_timeout(within).ok())
 }
 
 /// `at`: which device it is at.
@@ -110,11 +117,15 @@ fn open_all(rank: usize, options: &Options, at: &Mutex<String>) -> Result<Vec<Ni
     }
 }
 
-/// The devices of this machine by name; no library, no device.
+/// The devices of this machine by name; none where there is no library, or where listing them does not come back within the
+/// silence bound.
 pub fn names(options: &Options) -> Vec<String> {
-    let library = options.library.as_ref().map_or_else(Library::find, |path| Library::open(path));
-    let listed = library.map_or(Vec::new(), |library| list(library).unwrap_or_default());
-    listed.into_iter().map(|device| device.name).collect()
+    let mine = options.library.clone();
+    let listed = bounded(options.bounds.silence, move || {
+        let library = mine.as_ref().map_or_else(Library::find, |path| Library::open(path));
+        library.map_or(Vec::new(), |library| list(library).unwrap_or_default())
+    });
+    listed.ok().flatten().unwrap_or_default().into_iter().map(|device| device.name).collect()
 }
 
 /// A device, as its rank tells the others.

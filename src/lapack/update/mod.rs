@@ -537,7 +537,7 @@ impl<'a, T: Scalar> Update<'a, T> {
 
 /// Rows in a task of the last chunk: a quarter of the usual, but at least four slivers.
 fn fine(mc: usize, mr: usize) -> usize {
-    (mc / 4).max(4 * mr) / mr * mr
+    ((mc / 4).max(4 * mr) / mr * mr).min(mc)
 }
 
 fn between_tasks(me: Member<'_>, clock: &mut Clock, between: &mut dyn FnMut() -> Result<()>) -> Result<()> {
