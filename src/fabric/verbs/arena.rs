@@ -48,11 +48,22 @@ struct Region {
 }
 
 impl Region {
-    fn take(&mut self, len: usize) -> Option<usize> {
-        let (at, have) = self.free.iter().map(|(at, len)| (*at, *len)).find(|(_, have)| *have >= len)?;
-        self.free.remove(&at);
-        if have > len {
-            self.free.insert(at + len, have - len);
+    /// A range of `len` bytes; `whole`: one that crosses no [`EXTENT`] line.
+    fn take(&mut self, len: usize, whole: bool) -> Option<usize> {
+        let first = self.pages.as_ptr() as usize;
+        let fits = |(from, have): (usize, usize)| {
+            let left = EXTENT - (first + from) % EXTENT;
+            let skip = if whole && left < len { left } else { 0 };
+            let fits = skip + len <= have && !(whole && len > EXTENT);
+            fits.then_some((from, have, from + skip))
+        };
+        let (from, have, at) = self.free.iter().find_map(|(from, have)| fits((*from, *have)))?;
+        self.free.remove(&from);
+        if at > from {
+            self.free.insert(from, at - from);
+        }
+        if from + have > at + len {
+            self.free.insert(at + len, from + have - at - len);
         }
         Some(at)
     }
@@ -120,11 +131,41 @@ impl Arena {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Zeroed memory from what is mapped already; `None`: [`Arena::grow`] first.
+    /// Zeroed memory from what is mapped already; `None`: [`Arena::grow`] first. It may cross an [`EXTENT`] line, and then no
+    /// device takes it for one piece: this is for who cuts messages there.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Arc<Memory>> {
+        self.hand_out(bytes, false)
+    }
+
+    /// [`Arena::take`] of memory that crosses no line; at most [`EXTENT`] bytes.
+    pub fn take_whole(self: &Arc<Self>, bytes: usize) -> Option<Arc<Memory>> {
+        self.hand_out(bytes, true)
+    }
+
+    /// [`Arena::take_whole`], for which the arena grows if it has to.
+    pub fn grow_whole(
+        self: &Arc<Self>,
+        bytes: usize,
+        mut register: impl FnMut(*mut u8, usize) -> Result<()>,
+    ) -> Result<Arc<Memory>> {
+        // A line through a mapping of twice the length leaves a side that is long enough.
+        let twice = 2 * (bytes.next_multiple_of(PAGE) + PAGE);
+        for more in [0, bytes, twice] {
+            if more > 0 {
+                self.grow(more, &mut register)?;
+            }
+            if let Some(memory) = self.take_whole(bytes) {
+                return Ok(memory);
+            }
+        }
+        Err(Error::Internal(format!("no {bytes} bytes in one piece after growing")))
+    }
+
+    fn hand_out(self: &Arc<Self>, bytes: usize, whole: bool) -> Option<Arc<Memory>> {
         let len = bytes.max(1).checked_next_multiple_of(PAGE)?;
         let mut regions = self.lock();
-        let (region, at) = regions.iter_mut().enumerate().find_map(|(i, r)| Some((i, r.take(len)?)))?;
+        let (region, at) =
+            regions.iter_mut().enumerate().find_map(|(i, r)| Some((i, r.take(len, whole)?)))?;
         let r = &mut regions[region];
         // SAFETY: a range of the region that nobody else has.
         let first = unsafe { r.pages.as_ptr().add(at) };
@@ -253,6 +294,49 @@ mod tests {
         grow(&arena, 20 << 20, &mut registered).unwrap();
         assert!(arena.take(20 << 20).is_some());
         assert!(!Arc::new(Arena::default()).owns(&all));
+    }
+
+    /// A line may be anywhere in a mapping: control messages and proofs are one piece to a device all the same.
+    #[test]
+    fn what_is_to_be_whole_crosses_no_line() {
+        const BEFORE: usize = 3 << 20;
+        const RESERVED: usize = 2 * EXTENT;
+        let reserved = Arc::new(Pages::sparse(RESERVED).unwrap());
+        let first = reserved.as_ptr() as usize;
+        // Mappings that a line cuts in two, one with less before it than the next.
+        let mut at = first.next_multiple_of(EXTENT) - BEFORE;
+        at += if at < first { EXTENT } else { 0 };
+        let left = std::sync::atomic::AtomicUsize::new(2);
+        let source = move |bytes: usize| {
+            let is_cut = left.fetch_sub(1, std::sync::atomic::Ordering::Relaxed) == 2;
+            let at = if is_cut { at } else { at + BEFORE + (8 << 20) };
+            assert!(at + bytes <= first + RESERVED, "the test has reserved too little");
+            // SAFETY: inside the mapping, which the owner keeps; each of the two is another part.
+            Ok(Arc::new(unsafe { Memory::new(at as *mut u8, bytes, Box::new(Arc::clone(&reserved))) }))
+        };
+        let arena = Arc::new(Arena::over(Some(Box::new(source))));
+        let mut pieces = 0;
+        let mut whole = |bytes: usize| {
+            let memory = arena.grow_whole(bytes, |_, _| {
+                pieces += 1;
+                Ok(())
+            });
+            let memory = memory.unwrap();
+            let at = memory.as_ptr() as usize;
+            assert_eq!(at / EXTENT, (at + bytes - 1) / EXTENT, "{bytes} bytes at {at:#x}");
+            memory
+        };
+        let small = whole(2 << 20);
+        // Not what is left before the line; then nowhere in this mapping.
+        let behind = whole(2 << 20);
+        assert_eq!(behind.as_ptr() as usize % EXTENT, 0);
+        let _further = whole(4 << 20);
+        assert_eq!(pieces, 3, "two of the first, one of the second");
+        // Others may cross it, and what was skipped is not lost.
+        drop((small, behind));
+        let any = arena.take(BEFORE + (1 << 20)).unwrap();
+        assert_eq!(any.as_ptr() as usize % EXTENT, EXTENT - BEFORE);
+        assert!(arena.take_whole(EXTENT + 1).is_none());
     }
 
     #[test]

@@ -262,8 +262,9 @@ fn plan(
         let mut drafts = vec![Draft::new(mine(joined[0]), true)];
         drafts.extend(joined.iter().map(|c| Draft::new(mine(*c), false)));
         let ways = ways(thunderbolt, offers[low].wanted.map(way_of), chunk);
-        let slots = take(arena, nics, 2 * SLOTS as usize * SLOT)?;
-        let scratch = take(arena, nics, 2 * drafts.len() * chunk)?;
+        let mut take = |bytes| arena.grow_whole(bytes, |at, len| register(nics, at, len));
+        let slots = take(2 * SLOTS as usize * SLOT)?;
+        let scratch = take(2 * drafts.len() * chunk)?;
         sides.push(Side { peer, drafts, ways, made_at: 0, chunk, slots, scratch });
     }
     Ok(sides)
@@ -287,7 +288,7 @@ fn ways(thunderbolt: bool, wanted: Option<(Service, Mode)>, chunk: usize) -> Vec
     ways
 }
 
-/// Memory of the arena, which grows when it has to.
+/// Memory of the arena, which grows when it has to. It may cross a line ([`Arena::take`]).
 pub fn take(arena: &Arc<Arena>, nics: &mut [Nic], bytes: usize) -> Result<Arc<Memory>> {
     if let Some(memory) = arena.take(bytes) {
         return Ok(memory);

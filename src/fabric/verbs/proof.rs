@@ -24,6 +24,11 @@ const DATA_DEPTH: Granted = Granted { send: 1023, receive: 1023 };
 /// The completion of a message that proves a queue pair, and the bit of one's id that is a send's.
 const PROOF: u64 = 15 << 60;
 const PROOF_SENT: u64 = 1 << 24;
+
+/// Whether a completion is a proof's: that one's own proof has left may be told when the pair is in use already.
+pub fn is_of_proof(id: u64) -> bool {
+    id & PROOF == PROOF
+}
 /// Length of the second, short proof on a control queue pair.
 const SHORT: usize = 100;
 
@@ -331,7 +336,7 @@ fn watch(me: usize, nics: &mut [Nic], sides: &mut [Side], attempt: usize, patien
             let n = nic.poll(&mut completions)?;
             for c in &completions[..n] {
                 let (peer, i) = ((c.id >> 8 & 0xFFFF) as usize, (c.id & 0xFF) as usize);
-                let is_current = c.id >> 60 == 15 && (c.id >> 32 & 0xFFF) as usize == attempt;
+                let is_current = is_of_proof(c.id) && (c.id >> 32 & 0xFFF) as usize == attempt;
                 let Some(side) = sides.iter_mut().find(|s| s.peer == peer).filter(|_| is_current) else {
                     continue;
                 };

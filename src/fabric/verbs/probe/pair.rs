@@ -200,7 +200,7 @@ impl Ends<'_> {
         }
     }
 
-    /// Memory that the device knows.
+    /// Memory that the device knows, as one piece.
     pub(super) fn take(&mut self, bytes: usize) -> Result<Arc<Memory>> {
         self.take_unless(bytes, false)
     }
@@ -212,17 +212,14 @@ impl Ends<'_> {
             Err(error) => error,
         };
         let less = std::iter::successors(Some(most / 2), |n| Some(n / 2)).take_while(|n| *n > 0);
-        let found = less.filter_map(|n| Some((self.arena.take(n * each)?, n))).next();
+        let found = less.filter_map(|n| Some((self.arena.take_whole(n * each)?, n))).next();
         found.ok_or(refused)
     }
 
     /// `has_less`: a refusal is no failure.
     fn take_unless(&mut self, bytes: usize, has_less: bool) -> Result<Arc<Memory>> {
-        if let Some(memory) = self.arena.take(bytes) {
-            return Ok(memory);
-        }
         let (nic, tell) = (&mut self.nic[0], &mut *self.tell);
-        self.arena.grow(bytes, |at, len| {
+        self.arena.grow_whole(bytes, |at, len| {
             let number = nic.regions() as u64 + 1;
             super::attempt(
                 tell,
@@ -235,8 +232,7 @@ impl Ends<'_> {
                 },
             )?;
             Ok(())
-        })?;
-        self.arena.take(bytes).ok_or_else(|| Error::Internal(format!("no {bytes} bytes after growing")))
+        })
     }
 
     /// A control and a data queue pair that have carried their proofs in both directions.
@@ -331,7 +327,7 @@ impl Ends<'_> {
         loop {
             let is_late = wait.is_over(Instant::now());
             let n = self.nic[0].poll(&mut completions)?;
-            for completion in &completions[..n] {
+            for completion in completions[..n].iter().filter(|c| !proof::is_of_proof(c.id)) {
                 wait.again(Instant::now());
                 if done(self, completion)? {
                     return Ok(true);
