@@ -12,9 +12,11 @@ use crate::settings::Settings;
 ///
 /// # Errors
 /// [`Error::Argument`].
-pub fn reports(file: Option<&Path>, sink: &Sink, json: Option<&Path>) -> Result<(), Error> {
-    let report = if let Sink::File(path) = sink { Some(path.as_path()) } else { None };
-    let json = json.filter(|path| *path != Path::new("-"));
+pub fn reports(file: Option<&Path>, sink: &Sink, json: Option<&Sink>) -> Result<(), Error> {
+    fn file_of(sink: &Sink) -> Option<&Path> {
+        if let Sink::File(path) = sink { Some(path) } else { None }
+    }
+    let (report, json) = (file_of(sink), json.and_then(file_of));
     let refused = |flag: &str, path: &Path, problem: &str| {
         Err(Error::argument(flag, path.display(), problem, "nothing was run; name another file"))
     };

@@ -2,7 +2,7 @@
 //! signals in `hpl-run`; whoever starts processes asks [`count`]. (`fulmen-run`, which ends others first, counts for
 //! itself: `launch::signals`.)
 
-use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -32,13 +32,23 @@ static WHICH: AtomicI32 = AtomicI32::new(0);
 /// When the first came, in milliseconds of a clock that only goes on.
 static FIRST: AtomicI64 = AtomicI64::new(0);
 
+/// RDMA devices may be in this process's hands.
+static HOLDS: AtomicBool = AtomicBool::new(false);
+
 /// A signal this much later (in milliseconds) than the first is meant.
 const AGAIN: i64 = 500;
 
 /// How often the watcher looks.
 const EVERY: Duration = Duration::from_millis(50);
 
-extern "C" fn note(signal: libc::c_int) {
+extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // What a rank hands on may reach this process by itself as well.
+    #[cfg(target_os = "linux")]
+    // SAFETY: the system's answer for this signal.
+    if unsafe { (*info).si_code } == libc::SI_QUEUE && CAUGHT.load(Ordering::Relaxed) > 0 {
+        return;
+    }
+    let _ = info;
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: fills the struct; may be called from a signal handler.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
@@ -57,7 +67,9 @@ extern "C" fn note(signal: libc::c_int) {
     }
     // A second one ends the program at once, whatever the first is waiting for; but not what a key held down or a
     // launcher that sends two signals in a row adds: the first has files to tidy.
-    if now - FIRST.load(Ordering::Relaxed) > AGAIN {
+    // Nor while devices are given back, which is bounded by itself: a batch system and the launcher that it signals as well
+    // send one each.
+    if now - FIRST.load(Ordering::Relaxed) > AGAIN && !HOLDS.load(Ordering::Relaxed) {
         // SAFETY: _exit may be called from a signal handler.
         unsafe { libc::_exit(5) };
     }
@@ -75,19 +87,27 @@ pub fn words() -> String {
     known.map_or("interrupted".to_string(), |(_, name, origin)| format!("interrupted by {name}: {origin}"))
 }
 
+/// An error in words, with the signal if one is the cause.
+pub fn told(e: &Error) -> String {
+    if matches!(e, Error::Interrupted) && count() > 0 { words() } else { e.to_string() }
+}
+
 /// Calls `handler` for [`SIGNALS`] from now on. Signals that were ignored (`nohup`, a job in the
 /// background of a script) stay so. The handler may do only what a signal handler may: atomics and `_exit`.
-pub(crate) fn catch(handler: extern "C" fn(libc::c_int)) {
+pub(crate) fn catch(handler: Handler) {
     SIGNALS.iter().for_each(|(signal, ..)| catch_one(*signal, handler));
 }
 
-fn catch_one(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
+/// What the system calls with a signal.
+pub(crate) type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+
+fn catch_one(signal: libc::c_int, handler: Handler) {
     // SAFETY: plain data, all zeros is valid.
     let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
     let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
     new.sa_sigaction = handler as usize;
-    new.sa_flags = libc::SA_RESTART;
+    new.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO;
     // SAFETY: both handlers of this crate only touch an atomic and call _exit; a function stays valid for the
     // whole program.
     unsafe {
@@ -104,18 +124,25 @@ pub fn listen() {
     catch(note);
 }
 
+/// [`listen`], for who may hold RDMA devices and gives them back in bounded time: meanwhile a second signal says nothing new.
+pub fn listen_with_devices() {
+    HOLDS.store(true, Ordering::Relaxed);
+    listen();
+}
+
 /// A signal ends the program again as it does one that catches none.
 ///
 /// # Errors
 /// [`Error::Interrupted`] when one has come meanwhile.
 pub fn stop_listening() -> Result<(), Error> {
+    HOLDS.store(false, Ordering::Relaxed);
     for (signal, ..) in SIGNALS {
         // SAFETY: plain data, all zeros is valid.
         let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: asks, and gives up no handler but our own.
         unsafe {
             libc::sigaction(signal, std::ptr::null(), &raw mut now);
-            if now.sa_sigaction == note as extern "C" fn(libc::c_int) as usize {
+            if now.sa_sigaction == note as Handler as usize {
                 libc::signal(signal, libc::SIG_DFL);
             }
         }
@@ -152,6 +179,41 @@ fn give_back() -> Option<(Weak<dyn Fabric>, Instant, Option<Error>)> {
     Some((held, Instant::now() + within, before))
 }
 
+/// Who has started this rank.
+#[cfg(target_os = "linux")]
+static STARTER: AtomicI32 = AtomicI32::new(0);
+
+#[cfg(target_os = "linux")]
+extern "C" fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let to = STARTER.load(Ordering::Relaxed);
+    let nothing = libc::sigval { sival_ptr: std::ptr::null_mut() };
+    // SAFETY: the system's answer for this signal; both calls may be made in a handler, and the number is the parent's.
+    unsafe {
+        if (*info).si_code == libc::SI_USER && (*info).si_pid() != to && libc::getppid() == to {
+            libc::sigqueue(to, signal, nothing);
+        }
+    }
+}
+
+/// A signal that somebody sends to this rank goes to the process that has started it (and is its parent), which ends the job by it. A
+/// terminal's go to both anyway. Linux only; elsewhere ranks ignore them.
+pub fn goes_to_starter() {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: always succeeds.
+        STARTER.store(unsafe { libc::getppid() }, Ordering::Relaxed);
+        for (signal, ..) in SIGNALS.iter().filter(|(signal, ..)| *signal != libc::SIGXCPU) {
+            // SAFETY: plain data, all zeros is valid; the handler keeps to what handlers may.
+            unsafe {
+                let mut new: libc::sigaction = std::mem::zeroed();
+                new.sa_sigaction = hand_on as Handler as usize;
+                new.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO;
+                libc::sigaction(*signal, &raw const new, std::ptr::null_mut());
+            }
+        }
+    }
+}
+
 /// The limit of CPU time, which each process has by itself, runs `end` on a thread of its own; the program goes on. For a rank
 /// whose other signals are answered by who started it.
 pub fn at_limit_of_cpu_time(end: impl FnOnce() + Send + 'static) {
@@ -179,6 +241,9 @@ pub fn watch(end: impl FnOnce(Option<&Error>) + Send + 'static) {
         let held = give_back();
         let over = OVER.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let before = over.as_ref().or_else(|| held.as_ref().and_then(|(.., before)| before.as_ref()));
+        if held.is_none() {
+            HOLDS.store(false, Ordering::Relaxed);
+        }
         end(before);
         if let Some((fabric, until, _)) = &held {
             while fabric.strong_count() > 0 && Instant::now() < *until {

@@ -97,14 +97,18 @@ pub fn run(job: Job) -> ExitCode {
         // What is opened meanwhile is given back before this process ends.
         let may_hold = job.may_hold_devices(&options);
         if may_hold {
-            interrupt::listen();
-            job.interrupted_by(|| interrupt::count() > 0);
+            interrupt::listen_with_devices();
         }
-        let fabric = job.connect(&options)?;
+        let fabric = job.connect(&options).inspect_err(|e| {
+            if may_hold && !matches!(e, Error::Interrupted) {
+                // What it failed with is the cause.
+                let _ = interrupt::stop_listening();
+            }
+        })?;
         if holds_devices(&job) {
             interrupt::gives_back(Arc::downgrade(&fabric), bounds.silence);
         } else if may_hold {
-            interrupt::stop_listening()?;
+            interrupt::stop_listening().inspect_err(|e| fabric.fail(e))?;
         }
         Ok(fabric)
     };
@@ -172,7 +176,8 @@ fn is_ours(job: &Job) -> bool {
 fn told(job: &Job, e: &Error) -> ExitCode {
     job.fail(e, false);
     if !is_ours(job) && !e.is_consequence() {
-        let _ = writeln!(std::io::stderr(), "hpl-run: rank {} ({}): {e}", job.rank(), job.host(job.rank()));
+        let (rank, words) = (job.rank(), interrupt::told(e));
+        let _ = writeln!(std::io::stderr(), "hpl-run: rank {rank} ({}): {words}", job.host(rank));
     }
     ExitCode::from(e.exit_code())
 }

@@ -22,6 +22,7 @@ use crate::footprint::{Home, Shape};
 use crate::machine::Host;
 use crate::params::{DEEPEST, Input, Sink};
 use crate::plan::Rate;
+use crate::report;
 use crate::units;
 
 /// Larger files, and devices that never end, are no HPL.dat.
@@ -150,11 +151,14 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
             }
             warnings.extend(parsed.warnings.iter().map(|w| w.to_string()));
             notes.extend(parsed.notes);
+            // A flag says otherwise.
+            notes.extend(parsed.device.filter(|_| cli.output.is_none()));
             parsed.input
         }
     };
     override_with(cli, &mut input, &mut given)?;
-    apart::reports(file.as_deref(), &input.sink, cli.json.as_deref())?;
+    let json = cli.json.as_deref().map(report::file::meant);
+    apart::reports(file.as_deref(), &input.sink, json.as_ref())?;
     let fabric = own_fabric(cli)?;
     if let Some((p, q)) =
         input.grids.iter().find(|(p, q)| p.checked_mul(*q).is_none_or(|all| all > MOST_RANKS))
@@ -206,9 +210,12 @@ fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), 
     set(&cli.swap, &mut input.swap);
     set(&cli.swap_threshold, &mut input.swap_threshold);
     if let Some(path) = &cli.output {
-        input.sink = if path == Path::new("-") { Sink::Stdout } else { Sink::File(path.clone()) };
+        input.sink = report::file::meant(path);
+    } else if let Sink::File(path) = &input.sink {
+        input.sink = report::file::meant(path);
     }
-    if cli.json.as_deref() == Some(Path::new("-")) && input.sink == Sink::Stdout {
+    let json = cli.json.as_deref().map(report::file::meant);
+    if json == Some(Sink::Stdout) && input.sink == Sink::Stdout {
         input.sink = Sink::Stderr;
     }
     Ok(())
@@ -357,7 +364,7 @@ impl Request {
             kernels: cli.kernels.unwrap_or_else(|| "native".to_string()),
             silence: cli.silence.unwrap_or(Duration::from_secs(10)),
             timeout: cli.timeout.unwrap_or(Duration::from_secs(600)),
-            json: cli.json.map(|p| if p == Path::new("-") { Sink::Stdout } else { Sink::File(p) }),
+            json: cli.json.as_deref().map(report::file::meant),
             file,
             bundle: cli.bundle,
             hash: cli.hash,

@@ -71,6 +71,7 @@ pub fn read(from: &mut impl Read) -> Option<Note> {
 /// If this process was started as a rank: does its work, and how it ended.
 pub fn run_if_asked() -> Option<ExitCode> {
     let assignment = std::env::var(ASSIGNMENT).ok()?;
+    interrupt::goes_to_starter();
     let fabric = match shm::connect_from_env() {
         Ok(Some(fabric)) => fabric,
         Ok(None) => return None, // the variable alone means nothing

@@ -54,9 +54,21 @@ fn send(child: &Child, signal: i32) {
 
 /// Whether the process catches a signal.
 fn catches(child: &Child, signal: i32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    is_caught(child.id(), signal)
+}
+
+fn is_caught(process: u32, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap_or("0");
     u64::from_str_radix(mask.trim(), 16).unwrap_or(0) >> (signal - 1) & 1 == 1
+}
+
+/// Children, of whichever thread.
+fn ranks(child: &Child) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().flatten();
+    let of = |path: std::path::PathBuf| std::fs::read_to_string(path.join("children")).unwrap_or_default();
+    let all: String = threads.map(|thread| of(thread.path()) + " ").collect();
+    all.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
@@ -266,5 +278,46 @@ fn what_is_ignored_stays_ignored() {
             assert_eq!(child.wait().unwrap().code(), Some(0), "signal {signal} on {fabric}");
             assert_eq!(names(folder.path()), ["j.json", "out"]);
         }
+    }
+}
+
+/// `top` shows ranks, and people end what they see there.
+#[test]
+fn to_one_rank() {
+    for (signal, why) in ALL.into_iter().filter(|(signal, _)| *signal != libc::SIGXCPU) {
+        let folder = tempfile::tempdir().unwrap();
+        let child = start(folder.path(), None, &["-N", "12000", "-P", "1", "-Q", "2", "--fabric", "shm"]);
+        wait_until("the run does not begin", || names(folder.path()).len() > 1);
+        wait_until("no rank catches it", || ranks(&child).iter().any(|rank| is_caught(*rank, signal)));
+        let rank = ranks(&child).into_iter().find(|rank| is_caught(*rank, signal)).unwrap();
+        // SAFETY: a child of the program, which waits for it.
+        unsafe { libc::kill(rank as libc::pid_t, signal) };
+        ended_in_order(child, folder.path(), &format!("signal {signal} to a rank"), why);
+    }
+}
+
+/// Ranks of another launcher's that wait for each other.
+#[test]
+fn while_others_are_waited_for() {
+    for (rank, (signal, why)) in [(0, ALL[1]), (1, ALL[0])] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hpl-run"));
+        for (name, value) in [("RANK", rank), ("SIZE", 2), ("LOCAL_RANK", rank), ("LOCAL_SIZE", 2)] {
+            command.env(format!("OMPI_COMM_WORLD_{name}"), value.to_string());
+        }
+        command.args(["-N", "100"]).env("XDG_RUNTIME_DIR", folder.path()).current_dir(folder.path());
+        let child =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("it catches no signal", || catches(&child, signal));
+        wait_until("it waits for nobody", || names(folder.path()) == ["fulmen"]);
+        std::thread::sleep(Duration::from_millis(300));
+        let hit = Instant::now();
+        send(&child, signal);
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(hit.elapsed() < Duration::from_secs(10), "{said}");
+        assert_eq!(output.status.code(), Some(5), "rank {rank}: {said}");
+        assert!(said.contains(&format!("hpl-run: interrupted by {why}")), "{said}");
+        assert!(names(&folder.path().join("fulmen")).is_empty(), "a file is left");
     }
 }

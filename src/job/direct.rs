@@ -26,6 +26,15 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Who waits for so long says for whom.
 const QUIET: Duration = Duration::from_secs(5);
 
+/// How long to wait, and what ends a wait before.
+#[derive(Clone, Copy)]
+pub struct Patience {
+    /// From now on.
+    pub limit: Duration,
+    /// Whether this rank has been told to end.
+    pub interrupted: fn() -> bool,
+}
+
 /// A wait for other ranks, which is not to be a silent one.
 struct Wait {
     me: String,
@@ -34,12 +43,15 @@ struct Wait {
     began: Instant,
     limit: Duration,
     told: Cell<bool>,
+    interrupted: fn() -> bool,
 }
 
 impl Wait {
-    fn begin(place: &Place, at: &str, limit: Duration) -> Wait {
+    fn begin(place: &Place, at: &str, patience: Patience) -> Wait {
+        let Patience { limit, interrupted } = patience;
         let me = format!("rank {} ({})", place.rank, host_name());
-        Wait { me, size: place.size, place: at.into(), began: Instant::now(), limit, told: Cell::new(false) }
+        let (size, at) = (place.size, at.into());
+        Wait { me, size, place: at, began: Instant::now(), limit, told: Cell::new(false), interrupted }
     }
 
     /// What is to be said now, if anything: once.
@@ -64,18 +76,22 @@ impl Wait {
         ))
     }
 
-    fn look(&self, missing: &[usize]) {
+    fn look(&self, missing: &[usize]) -> Result<()> {
+        if (self.interrupted)() {
+            return Err(Error::Interrupted);
+        }
         if let Some(words) = self.words(missing) {
             let _ = writeln!(std::io::stderr(), "{words}");
         }
+        Ok(())
     }
 }
 
-/// Meets the other ranks of a job; ends by `limit`. After some seconds it says on stderr who is waited for.
+/// Meets the other ranks of a job; ends by the limit. After some seconds it says on stderr who is waited for.
 ///
 /// # Errors
-/// When the environment does not say enough ([`Error::Argument`]) or someone does not come.
-pub fn meet(place: &Place, secret_file: Option<&str>, limit: Duration) -> Result<(AtRankZero, Secret)> {
+/// When the environment does not say enough ([`Error::Argument`]) or someone does not come, or this rank is interrupted.
+pub fn meet(place: &Place, secret_file: Option<&str>, limit: Patience) -> Result<(AtRankZero, Secret)> {
     let secret = secret_file.map(|file| read_secret(Path::new(file))).transpose()?;
     match (&place.meeting, secret) {
         (Some((host, port)), Some(secret)) => {
@@ -123,10 +139,17 @@ fn read_secret(file: &Path) -> Result<Secret> {
     Ok(Secret::from_bytes(Sha256::digest(&bytes).into()))
 }
 
-fn at_address(place: &Place, host: &str, port: u16, secret: &Secret, limit: Duration) -> Result<AtRankZero> {
+fn at_address(
+    place: &Place,
+    host: &str,
+    port: u16,
+    secret: &Secret,
+    patience: Patience,
+) -> Result<AtRankZero> {
     let shown = format!("{host}:{port}");
+    let Patience { limit, .. } = patience;
     let until = Instant::now() + limit;
-    let wait = Wait::begin(place, &shown, limit);
+    let wait = Wait::begin(place, &shown, patience);
     let missing = |ranks: &[usize]| wait.look(ranks);
     if place.rank == 0 {
         let mut addresses: Vec<SocketAddr> = resolve(host, port).unwrap_or_default();
@@ -160,7 +183,7 @@ fn at_address(place: &Place, host: &str, port: u16, secret: &Secret, limit: Dura
                 return AtRankZero::join_watched(&all, place.rank, place.size, secret, left, &missing);
             }
             Err(_) if Instant::now() + PAUSE < until => {
-                missing(&[0]);
+                missing(&[0])?;
                 std::thread::sleep(PAUSE * 10);
             }
             Err(e) => {
@@ -222,7 +245,7 @@ impl Drop for Note {
     }
 }
 
-fn on_this_host(place: &Place, folder: &Path, limit: Duration) -> Result<(AtRankZero, Secret)> {
+fn on_this_host(place: &Place, folder: &Path, limit: Patience) -> Result<(AtRankZero, Secret)> {
     let name: String = match (place.id.as_str(), place.starter) {
         // Its ranks are children of one process, unless a script stands between.
         ("", _) => format!("parent-{}", std::os::unix::process::parent_id()),
@@ -242,7 +265,7 @@ fn tag(starter: Starter) -> &'static str {
     }
 }
 
-fn host(place: &Place, file: &Path, limit: Duration) -> Result<(AtRankZero, Secret)> {
+fn host(place: &Place, file: &Path, patience: Patience) -> Result<(AtRankZero, Secret)> {
     let system = |e: std::io::Error| Error::System {
         what: format!("rank 0 cannot leave word at {}", file.display()),
         os: e.to_string(),
@@ -259,15 +282,17 @@ fn host(place: &Place, file: &Path, limit: Duration) -> Result<(AtRankZero, Secr
     });
     written.and_then(|()| fs::rename(&part, file)).map_err(system)?;
     let _note = Note(file.to_path_buf());
-    let wait = Wait::begin(place, &file.display().to_string(), limit);
-    let met = AtRankZero::host_watched(listener, place.size, &secret, limit, &|missing| wait.look(missing))?;
+    let wait = Wait::begin(place, &file.display().to_string(), patience);
+    let look = |missing: &[usize]| wait.look(missing);
+    let met = AtRankZero::host_watched(listener, place.size, &secret, patience.limit, &look)?;
     Ok((met, secret))
 }
 
-fn join(place: &Place, file: &Path, limit: Duration) -> Result<(AtRankZero, Secret)> {
+fn join(place: &Place, file: &Path, patience: Patience) -> Result<(AtRankZero, Secret)> {
+    let Patience { limit, .. } = patience;
     let until = Instant::now() + limit;
     let mut last = format!("rank 0 has left no word at {}", file.display());
-    let wait = Wait::begin(place, &file.display().to_string(), limit);
+    let wait = Wait::begin(place, &file.display().to_string(), patience);
     loop {
         let mut bytes = vec![];
         let read = File::open(file).and_then(|f| f.take(35).read_to_end(&mut bytes));
@@ -300,7 +325,7 @@ fn join(place: &Place, file: &Path, limit: Duration) -> Result<(AtRankZero, Secr
                 remedy: format!("see that rank 0 runs, on this host; or set {RENDEZVOUS} and {SECRET_FILE}"),
             });
         }
-        wait.look(&[0]);
+        wait.look(&[0])?;
         std::thread::sleep(PAUSE);
     }
 }
@@ -321,7 +346,11 @@ mod tests {
         }
     }
 
-    const LIMIT: Duration = Duration::from_secs(30);
+    const LIMIT: Patience = within(30_000);
+
+    const fn within(ms: u64) -> Patience {
+        Patience { limit: Duration::from_millis(ms), interrupted: || false }
+    }
 
     fn all_meet(meet: impl Fn(usize) -> Result<(AtRankZero, Secret)> + Sync) {
         std::thread::scope(|s| {
@@ -381,17 +410,32 @@ mod tests {
     #[test]
     fn a_rank_that_waits_for_nobody_says_so_in_time() {
         let folder = tempfile::tempdir().unwrap();
-        let error =
-            on_this_host(&place(1, None, true), folder.path(), Duration::from_millis(200)).err().unwrap();
+        let error = on_this_host(&place(1, None, true), folder.path(), within(200)).err().unwrap();
         assert!(
             error.exit_code() == 4 && error.to_string().contains("rank 0 has left no word at"),
             "{error}"
         );
     }
 
+    /// Whoever it waits for, and what it has left for them is taken away.
+    #[test]
+    fn who_is_interrupted_waits_for_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let patience = Patience { interrupted: || true, ..LIMIT };
+        for rank in [0, 1] {
+            let met = on_this_host(&place(rank, None, true), folder.path(), patience);
+            assert!(matches!(met, Err(Error::Interrupted)), "{rank}");
+            let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+            let met =
+                at_address(&place(rank, None, true), "localhost", port, &Secret::random().unwrap(), patience);
+            assert!(matches!(met, Err(Error::Interrupted)), "{rank}");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
     #[test]
     fn a_wait_is_told_once_and_after_a_while() {
-        let wait = Wait::begin(&place(0, None, true), "h:7", Duration::from_secs(60));
+        let wait = Wait::begin(&place(0, None, true), "h:7", within(60_000));
         assert_eq!(wait.words(&[1]), None);
         let began = Instant::now().checked_sub(Duration::from_secs(6)).unwrap();
         let late = Wait { began, ..wait };

@@ -15,11 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use self::control::Control;
+use self::direct::Patience;
 use self::env::{Place, Starter, Variables};
 use self::messages::Complaint;
 use self::overdue::LastWords;
 use crate::error::{Error, Result};
-use crate::fabric::rendezvous::{Rendezvous, Secret};
+use crate::fabric::rendezvous::{AtRankZero, Rendezvous, Secret};
 use crate::fabric::{Bounds, Fabric, host_name, mem, mixed, verbs};
 
 /// Ranks that no launcher of ours has started must meet within this time.
@@ -36,7 +37,7 @@ pub struct Job {
     steps: OnceLock<Vec<mixed::Step>>,
     last_words: Arc<Mutex<Option<LastWords>>>,
     /// Whether this rank has been told to end.
-    interrupted: OnceLock<fn() -> bool>,
+    interrupted: fn() -> bool,
 }
 
 /// How this rank meets the others.
@@ -44,7 +45,7 @@ enum Way {
     /// Through `fulmen-run`.
     Launched(Mutex<Control>),
     /// By themselves.
-    Direct(Mutex<Box<dyn Rendezvous>>),
+    Direct(Mutex<AtRankZero>),
     /// There are no others.
     Alone,
 }
@@ -68,6 +69,15 @@ impl Job {
     /// [`Error::Argument`] when the environment tells of a job but not enough to find it: then this is no job
     /// of one. [`Error::Unreachable`] when the ranks do not find each other.
     pub fn from_env() -> Result<Option<Job>> {
+        Job::from_env_unless(|| false)
+    }
+
+    /// [`Job::from_env`], [`Job::connect`] and all that ranks do with a job's [`Rendezvous`] end with [`Error::Interrupted`] soon after
+    /// `asks` says so: for who catches signals meanwhile.
+    ///
+    /// # Errors
+    /// As [`Job::from_env`].
+    pub fn from_env_unless(asks: fn() -> bool) -> Result<Option<Job>> {
         let vars = variables();
         match env::find(&vars)? {
             None => {
@@ -76,11 +86,11 @@ impl Job {
                 }
                 Ok(None)
             }
-            Some(place) => Job::at(place, vars.get(env::SECRET_FILE).map(String::as_str)).map(Some),
+            Some(place) => Job::at(place, vars.get(env::SECRET_FILE).map(String::as_str), asks).map(Some),
         }
     }
 
-    fn at(place: Place, secret_file: Option<&str>) -> Result<Job> {
+    fn at(place: Place, secret_file: Option<&str>, interrupted: fn() -> bool) -> Result<Job> {
         if let Starter::FulmenRun { control } = place.starter {
             // SAFETY: the agent has left this file to this process for this purpose; a second caller finds that it
             // does not greet any more, or is another's, and says so.
@@ -96,20 +106,20 @@ impl Job {
                 ));
             }
             let secret = Secret::from_bytes(control.welcome.secret.0);
-            return Ok(Job::new(place, hosts, secret, Way::Launched(Mutex::new(control))));
+            return Ok(Job::new(place, hosts, secret, Way::Launched(Mutex::new(control)), interrupted));
         }
         if place.size == 1 {
-            return Ok(Job::new(place, vec![host_name()], Secret::random()?, Way::Alone));
+            return Ok(Job::new(place, vec![host_name()], Secret::random()?, Way::Alone, interrupted));
         }
-        let (mut met, secret) = direct::meet(&place, secret_file, MEETING)?;
-        let hosts = met.all_gather(host_name().as_bytes())?;
+        let patience = Patience { limit: MEETING, interrupted };
+        let (mut met, secret) = direct::meet(&place, secret_file, patience)?;
+        let hosts = met.all_gather_unless(host_name().as_bytes(), &interrupted)?;
         let hosts = hosts.iter().map(|h| String::from_utf8_lossy(h).into_owned()).collect();
-        Ok(Job::new(place, hosts, secret, Way::Direct(Mutex::new(Box::new(met)))))
+        Ok(Job::new(place, hosts, secret, Way::Direct(Mutex::new(met)), interrupted))
     }
 
-    fn new(place: Place, hosts: Vec<String>, secret: Secret, way: Way) -> Job {
-        let (steps, interrupted) = (OnceLock::new(), OnceLock::new());
-        Job { place, hosts, secret, way, steps, last_words: Arc::default(), interrupted }
+    fn new(place: Place, hosts: Vec<String>, secret: Secret, way: Way, interrupted: fn() -> bool) -> Job {
+        Job { place, hosts, secret, way, steps: OnceLock::new(), last_words: Arc::default(), interrupted }
     }
 
     /// This rank, from 0.
@@ -166,20 +176,10 @@ impl Job {
 
     /// Whether [`Job::connect`] with these options may open RDMA devices, of which this machine has some. A process that ends with
     /// them in its hands may leave them unusable until a restart: until then it should not die of a signal
-    /// ([`Job::interrupted_by`]).
+    /// ([`Job::from_env_unless`]).
     pub fn may_hold_devices(&self, options: &mixed::Options) -> bool {
         let may = matches!(options.choice, mixed::Choice::Auto | mixed::Choice::Verbs(_));
         may && self.size() > 1 && !verbs::names(&options.verbs).is_empty()
-    }
-
-    /// [`Job::connect`] and all that ranks do with a job's [`Rendezvous`] end with [`Error::Interrupted`] soon after `asks` says so:
-    /// for who catches signals meanwhile. The first one counts.
-    pub fn interrupted_by(&self, asks: fn() -> bool) {
-        let _ = self.interrupted.set(asks);
-    }
-
-    fn is_interrupted(&self) -> bool {
-        self.interrupted.get().is_some_and(|asks| asks())
     }
 
     /// Connects this rank with all others, each pair by the best that joins it, and breaks that when the launcher ends
@@ -205,7 +205,11 @@ impl Job {
                 if may_hold {
                     self.keep(Some("it holds RDMA devices"));
                 }
-                let connected = mixed::connect(&mut meeting, &self.secret, &options)?;
+                let connected = mixed::connect(&mut meeting, &self.secret, &options).inspect_err(|_| {
+                    if may_hold {
+                        self.keep(None);
+                    }
+                })?;
                 if may_hold && !connected.steps.iter().any(|step| step.over == mixed::Transport::Verbs) {
                     self.keep(None);
                 }
@@ -280,12 +284,12 @@ impl Rendezvous for &Job {
     }
 
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        if self.is_interrupted() {
+        if (self.interrupted)() {
             return Err(Error::Interrupted);
         }
         match &self.way {
-            Way::Launched(control) => lock(control).all_gather(mine, || self.is_interrupted()),
-            Way::Direct(met) => lock(met).all_gather(mine),
+            Way::Launched(control) => lock(control).all_gather(mine, self.interrupted),
+            Way::Direct(met) => lock(met).all_gather_unless(mine, &self.interrupted),
             Way::Alone => Ok(vec![mine.to_vec()]),
         }
     }

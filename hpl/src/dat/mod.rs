@@ -29,6 +29,8 @@ pub struct Parsed {
     pub warnings: Vec<Diagnostic>,
     /// What else the user should know: the dialect, where the report goes.
     pub notes: Vec<String>,
+    /// Where its device sends the report, if that is no standard one.
+    pub device: Option<String>,
 }
 
 /// Reads the bytes of `file` (a name, for messages).

@@ -17,6 +17,7 @@ pub(super) struct Reader<'a> {
     pub(super) errors: Vec<Diagnostic>,
     pub(super) warnings: Vec<Diagnostic>,
     pub(super) notes: Vec<String>,
+    pub(super) device: Option<String>,
 }
 
 impl<'a> Reader<'a> {
@@ -24,7 +25,7 @@ impl<'a> Reader<'a> {
         let lines = lines::split(bytes);
         let dialect = Dialect::of(&lines);
         let fields = dialect.fields();
-        Reader { file, lines, fields, dialect, errors: vec![], warnings: vec![], notes: vec![] }
+        Reader { file, lines, fields, dialect, errors: vec![], warnings: vec![], notes: vec![], device: None }
     }
 
     pub(super) fn read(mut self) -> Result<Parsed, Vec<Diagnostic>> {
@@ -36,7 +37,7 @@ impl<'a> Reader<'a> {
         let input = self.input();
         self.warnings.sort_by_key(|d| d.line);
         if self.errors.is_empty() {
-            Ok(Parsed { input, warnings: self.warnings, notes: self.notes })
+            Ok(Parsed { input, warnings: self.warnings, notes: self.notes, device: self.device })
         } else {
             self.errors.sort_by_key(|d| d.line);
             Err(self.errors)

@@ -264,7 +264,7 @@ fn deep_look_ahead_is_shown() {
 fn k1_11_device_zero_is_a_file() {
     let parsed = good(&with(&[(4, "0            device out (6=stdout,7=stderr,file)")]));
     assert_eq!(parsed.input.sink, Sink::File("HPL.out".into()));
-    assert_eq!(parsed.notes, ["HPL.dat: device 0: the report goes to HPL.out"]);
+    assert_eq!(parsed.device.unwrap(), "HPL.dat: device 0: the report goes to HPL.out");
     assert_eq!(good(&with(&[(4, "file")])).input.sink, Sink::File("HPL.out".into()));
     assert_eq!(good(&with(&[(4, "7")])).input.sink, Sink::Stderr);
 }

@@ -61,7 +61,8 @@ impl Reader<'_> {
             let message = format!("`{}` names a folder", name.text);
             self.push_error(name_at, "output file", message, "write a file's name".into(), name.span);
         }
-        self.notes.push(format!("{}: device {}: the report goes to {}", self.file, device.text, name.text));
+        self.device =
+            Some(format!("{}: device {}: the report goes to {}", self.file, device.text, name.text));
         Sink::File(name.text.into())
     }
 

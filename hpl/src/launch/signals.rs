@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-extern "C" fn note(_: libc::c_int) {
+extern "C" fn note(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     COUNT.fetch_add(1, Ordering::Relaxed);
 }
 

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,35 @@ use crate::stdout;
 
 /// As many links in a row as Linux follows.
 const MOST_LINKS: usize = 40;
+
+/// The descriptor that a name stands for: `/dev/stdout`, `/dev/fd/63` (as shells write `>(command)`).
+fn descriptor(path: &Path) -> Option<RawFd> {
+    let name = path.to_str()?;
+    match name {
+        "/dev/stdout" => Some(libc::STDOUT_FILENO),
+        "/dev/stderr" => Some(libc::STDERR_FILENO),
+        _ => ["/dev/fd/", "/proc/self/fd/"].iter().find_map(|folder| {
+            let number = name.strip_prefix(folder)?.parse().ok();
+            number.filter(|number| *number >= 0)
+        }),
+    }
+}
+
+/// What a name means: standard output and error have several, and the plain file that one of them goes to (`>log`) is another. To
+/// replace that file would lose what they have written there.
+pub fn meant(path: &Path) -> Sink {
+    let (out, err) = (io::stdout(), io::stderr());
+    let standard = [(out.as_fd(), Sink::Stdout), (err.as_fd(), Sink::Stderr)];
+    let file = fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|m| (m.dev(), m.ino()));
+    for (at, (standard, sink)) in (libc::STDOUT_FILENO..).zip(standard) {
+        let goes_to = || standard.try_clone_to_owned().and_then(|open| File::from(open).metadata()).ok();
+        let is_its = || file.is_some() && goes_to().map(|m| (m.dev(), m.ino())) == file;
+        if descriptor(path) == Some(at) || is_its() {
+            return sink;
+        }
+    }
+    if path == Path::new("-") { Sink::Stdout } else { Sink::File(path.to_path_buf()) }
+}
 
 /// Where a report goes.
 #[derive(Debug)]
@@ -77,6 +107,11 @@ impl Target {
     }
 
     fn file(path: &Path) -> io::Result<Target> {
+        if let Some(number) = descriptor(path) {
+            // SAFETY: borrowed for this one call, which only duplicates it, or fails where there is none.
+            let open = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?;
+            return Ok(Target::Direct(open.into()));
+        }
         // A link stays a link: what it points to is replaced, or made.
         let path = place(path)?;
         let existing = fs::metadata(&path).ok();
@@ -86,7 +121,10 @@ impl Target {
                 return Ok(Target::Direct(OpenOptions::new().write(true).open(&path)?));
             }
             // A file that may not be written may not be replaced either.
-            Some(_) => drop(OpenOptions::new().append(true).open(&path)?),
+            Some(file) => {
+                may_be_replaced(&path, file)?;
+                drop(OpenOptions::new().append(true).open(&path)?);
+            }
             None => {}
         }
         let partial = beside(&path, ".partial");
@@ -199,6 +237,18 @@ impl Drop for Replacement {
                 let _ = fs::rename(&former.path, &self.partial);
             }
         }
+    }
+}
+
+/// In a folder like `/tmp` only its owner takes a file's place.
+fn may_be_replaced(path: &Path, file: &fs::Metadata) -> io::Result<()> {
+    const STICKY: u32 = 0o1000;
+    let folder = fs::metadata(path.parent().unwrap_or(Path::new("/")))?;
+    // SAFETY: no arguments, always succeeds.
+    let user = unsafe { libc::geteuid() };
+    match folder.mode() & STICKY != 0 && ![0, folder.uid()].contains(&user) && file.uid() != user {
+        true => Err(io::Error::other("it is another user's, who alone may replace it in this folder")),
+        false => Ok(()),
     }
 }
 

@@ -177,3 +177,73 @@ fn a_closed_stdout_is_told() {
     let (code, _) = shell(folder.path(), "exec $0 -q --threads 1 -N 40 1<>/dev/null");
     assert_eq!(code, Some(0));
 }
+
+/// Standard output has other names, and may be a file that has one: what was written there before is not lost.
+#[cfg(target_os = "linux")]
+#[test]
+fn standard_outputs_have_many_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let run = "$0 -q --threads 1 -N 40";
+    // Whether the JSON report is in `log`, or the table.
+    for (script, json) in [
+        ("RUN --json /dev/stdout >>log", true),
+        ("RUN --json /proc/self/fd/1 >>log", true),
+        ("RUN --json log >>log", true),
+        ("RUN --json /dev/stderr 2>>log", true),
+        ("RUN --json /dev/fd/5 5>>log", true),
+        ("RUN --json /dev/fd/5 5>&1 >j | cat >>log", true),
+        ("RUN --json /dev/stdout | cat >>log", true),
+        ("RUN --output /dev/stdout >>log", false),
+        ("RUN --output log >>log 2>&1", false),
+        ("RUN --output /dev/stderr 2>>log", false),
+        ("RUN --output /dev/fd/1 | cat >>log", false),
+    ] {
+        std::fs::write(folder.path().join("log"), "precious\n").unwrap();
+        let (code, said) = shell(folder.path(), &script.replace("RUN", run));
+        assert_eq!(code, Some(0), "{script}: {said}");
+        let log = read("log");
+        assert!(log.starts_with("precious\n"), "{script}: {log}");
+        assert_eq!(log.contains("\"schema\":"), json, "{script}: {log}");
+        assert!(json || log.contains("End of Tests."), "{script}: {log}");
+        assert!(names(folder.path()).iter().all(|n| ["j", "log"].contains(&n.as_str())), "{script}");
+    }
+    let (code, said) = shell(folder.path(), &format!("{run} --json /dev/fd/77"));
+    assert!(code == Some(2) && said.contains("/dev/fd/77: cannot be written"), "{said}");
+}
+
+/// `/tmp`: found before the first run, not after the last.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_another_user_alone_may_replace_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let folder = tempfile::tempdir().unwrap();
+    let set = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    set(folder.path(), 0o1777);
+    std::fs::write(folder.path().join("x"), "old").unwrap();
+    set(&folder.path().join("x"), 0o666);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hpl-run"));
+    command.args(["-q", "-N", "40", "--threads", "1", "--output", "x"]);
+    match command.current_dir(folder.path()).uid(65534).output() {
+        Err(e) => println!("skipped: this test is not root, or its program is not for others: {e}"),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(said.contains("x: cannot be written: it is another user's"), "{said}");
+        }
+    }
+    assert_eq!(std::fs::read_to_string(folder.path().join("x")).unwrap(), "old");
+    assert_eq!(names(folder.path()), ["x"]);
+}
+
+/// A flag over the file's device is all that is said.
+#[test]
+fn where_the_report_goes_is_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("d"), DAT).unwrap();
+    let (code, _, err) = call(folder.path(), &["--check", "d"]);
+    assert!(code == 0 && err.contains("device 8: the report goes to"), "{err}");
+    let (code, _, err) = call(folder.path(), &["--check", "d", "--output", "other"]);
+    assert!(code == 0 && !err.contains("the report goes to"), "{err}");
+}

@@ -1,6 +1,6 @@
 //! A rendezvous of processes that know the address of rank 0.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -12,17 +12,37 @@ use crate::error::{Error, Result};
 /// Nobody brings more.
 const MOST: usize = 16 << 20;
 /// Who waits looks so often, at least, who is missing.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(100);
+/// Who waits for another's bytes looks so often whether it is interrupted.
+const SLICE: Duration = Duration::from_millis(20);
 const BROUGHT: u8 = 0;
 const FAILED: u8 = 1;
 
-/// Hears which ranks have not come yet.
-pub type Missing<'a> = &'a dyn Fn(&[usize]);
+/// Hears which ranks have not come yet, and may end the wait.
+pub type Missing<'a> = &'a dyn Fn(&[usize]) -> Result<()>;
 
 enum Received {
     Brought(Vec<u8>),
     /// There will be no job; why.
     Failed(String),
+}
+
+/// Why a rank does not have what another was to send.
+enum Unheard {
+    /// It looked up meanwhile, and saw that there is no use in waiting.
+    Moot(Error),
+    Io(std::io::Error),
+}
+
+type Heard<T> = std::result::Result<T, Unheard>;
+
+/// What a rank looks for while it waits for another's bytes.
+type Look<'a> = &'a dyn Fn() -> Result<()>;
+
+impl From<std::io::Error> for Unheard {
+    fn from(e: std::io::Error) -> Unheard {
+        Unheard::Io(e)
+    }
 }
 
 /// A star of connections with rank 0 in the middle, which listens.
@@ -50,13 +70,13 @@ impl AtRankZero {
     /// # Errors
     /// [`Error::Unreachable`] with the ranks that did not come.
     pub fn host(listener: TcpListener, size: usize, secret: &Secret, limit: Duration) -> Result<Self> {
-        AtRankZero::host_watched(listener, size, secret, limit, &|_| {})
+        AtRankZero::host_watched(listener, size, secret, limit, &|_| Ok(()))
     }
 
-    /// [`AtRankZero::host`] that tells every now and then, once a second at least, which ranks have not come yet.
+    /// [`AtRankZero::host`] that tells every now and then, several times a second, which ranks have not come yet.
     ///
     /// # Errors
-    /// As [`AtRankZero::host`].
+    /// As [`AtRankZero::host`], and what `missing` ends the wait with; those who have come hear of it.
     pub fn host_watched(
         listener: TcpListener,
         size: usize,
@@ -72,13 +92,12 @@ impl AtRankZero {
         while come.iter().any(Option::is_none) {
             let left = until.saturating_duration_since(Instant::now());
             let late_ones: Vec<usize> = (1..size).filter(|r| come[r - 1].is_none()).collect();
-            if left.is_zero() {
-                let e = late(&late_ones, &place);
+            let waits = if left.is_zero() { Err(late(&late_ones, &place)) } else { missing(&late_ones) };
+            if let Err(e) = waits {
                 let here = AtRankZero { rank: 0, size, until, links: come.into_iter().flatten().collect() };
                 here.tell(&e);
                 return Err(e);
             }
-            missing(&late_ones);
             for (hello, stream) in door.serve(left.min(LOOK)) {
                 // A second one of the same rank: the first gave up, or was not heard.
                 come[hello.from as usize - 1] = Some(stream);
@@ -99,13 +118,13 @@ impl AtRankZero {
         secret: &Secret,
         limit: Duration,
     ) -> Result<Self> {
-        AtRankZero::join_watched(addresses, rank, size, secret, limit, &|_| {})
+        AtRankZero::join_watched(addresses, rank, size, secret, limit, &|_| Ok(()))
     }
 
     /// [`AtRankZero::join`] that tells every now and then that rank 0 is not there yet.
     ///
     /// # Errors
-    /// As [`AtRankZero::join`].
+    /// As [`AtRankZero::join`], and what `missing` ends the wait with.
     pub fn join_watched(
         addresses: &[SocketAddr],
         rank: usize,
@@ -138,7 +157,7 @@ impl AtRankZero {
                     remedy: "rank 0 was not started or ended, or a firewall is between them".into(),
                 });
             }
-            missing(&[0]);
+            missing(&[0])?;
             std::thread::sleep(pause);
             pause = (2 * pause).min(Duration::from_millis(250));
         }
@@ -151,38 +170,61 @@ impl AtRankZero {
         Ok(self)
     }
 
-    /// A deadline for the next step of a stream.
-    fn hurry(&self, stream: &TcpStream) -> std::io::Result<()> {
-        let left = self.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        stream.set_read_timeout(Some(left))?;
-        stream.set_write_timeout(Some(left))
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
     }
 
     fn send(&self, mut stream: &TcpStream, kind: u8, bytes: &[u8]) -> std::io::Result<()> {
-        self.hurry(stream)?;
+        stream.set_write_timeout(Some(self.left()))?;
         let mut head = [kind; 9];
         head[1..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
         stream.write_all(&head)?;
         stream.write_all(bytes)
     }
 
-    fn receive(&self, mut stream: &TcpStream) -> std::io::Result<Received> {
-        self.hurry(stream)?;
+    /// Reads what there is, at least a byte.
+    fn read(&self, mut stream: &TcpStream, into: &mut [u8], look: Look<'_>) -> Heard<usize> {
+        loop {
+            stream.set_read_timeout(Some(self.left().min(SLICE)))?;
+            match stream.read(into) {
+                Ok(0) => return Err(Unheard::Io(ErrorKind::UnexpectedEof.into())),
+                Ok(n) => return Ok(n),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                // One or the other, by system.
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    look().map_err(Unheard::Moot)?;
+                    if Instant::now() >= self.until {
+                        return Err(Unheard::Io(ErrorKind::TimedOut.into()));
+                    }
+                }
+                Err(e) => return Err(Unheard::Io(e)),
+            }
+        }
+    }
+
+    fn receive(&self, stream: &TcpStream, look: Look<'_>) -> Heard<Received> {
         let mut head = [0; 9];
-        stream.read_exact(&mut head)?;
+        let mut have = 0;
+        while have < head.len() {
+            have += self.read(stream, &mut head[have..], look)?;
+        }
         let len =
             u64::from_le_bytes([head[1], head[2], head[3], head[4], head[5], head[6], head[7], head[8]]);
         let most = if self.rank == 0 { MOST } else { (MOST + 8).saturating_mul(self.size) } as u64;
         if len > most {
-            return Err(std::io::Error::other(format!("it sends {len} bytes")));
+            return Err(Unheard::Io(std::io::Error::other(format!("it sends {len} bytes"))));
         }
         // Grows as bytes come: a length alone allocates nothing.
-        let mut bytes = Vec::new();
-        stream.take(len).read_to_end(&mut bytes)?;
-        match (bytes.len() as u64 == len, head[0]) {
-            (true, BROUGHT) => Ok(Received::Brought(bytes)),
-            (true, FAILED) => Ok(Received::Failed(String::from_utf8_lossy(&bytes).into_owned())),
-            _ => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        let (mut bytes, mut chunk) = (Vec::new(), [0; 1 << 14]);
+        while (bytes.len() as u64) < len {
+            let room = (len - bytes.len() as u64).min(chunk.len() as u64) as usize;
+            let got = self.read(stream, &mut chunk[..room], look)?;
+            bytes.extend_from_slice(&chunk[..got]);
+        }
+        match head[0] {
+            BROUGHT => Ok(Received::Brought(bytes)),
+            FAILED => Ok(Received::Failed(String::from_utf8_lossy(&bytes).into_owned())),
+            _ => Err(Unheard::Io(ErrorKind::InvalidData.into())),
         }
     }
 
@@ -194,14 +236,15 @@ impl AtRankZero {
     }
 
     /// Another rank's part.
-    fn bring(&self, rank_zero: &TcpStream, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+    fn bring(&self, rank_zero: &TcpStream, mine: &[u8], look: Look<'_>) -> Result<Vec<Vec<u8>>> {
         let sent = self.send(rank_zero, BROUGHT, mine);
         // Also when it could not be sent: rank 0 may have said why before it closed the connection.
-        match (self.receive(rank_zero), sent) {
+        match (self.receive(rank_zero, look), sent) {
             (Ok(Received::Failed(what)), _) => {
                 Err(Error::Unreachable { what, remedy: "so said rank 0".into() })
             }
-            (_, Err(e)) | (Err(e), _) => Err(self.gone(0, e)),
+            (Err(Unheard::Moot(e)), _) => Err(e),
+            (_, Err(e)) | (Err(Unheard::Io(e)), _) => Err(self.gone(0, e)),
             (Ok(Received::Brought(all)), Ok(())) => {
                 unpack(&all, self.size).ok_or_else(|| self.gone(0, "what it sends is garbled"))
             }
@@ -209,13 +252,16 @@ impl AtRankZero {
     }
 
     /// Rank 0's part.
-    fn collect(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+    fn collect(&self, mine: &[u8], look: Look<'_>) -> Result<Vec<Vec<u8>>> {
         let mut all = vec![mine.to_vec()];
         for (peer, stream) in (1..).zip(&self.links) {
-            match self.receive(stream) {
+            // Who has brought what it has may be told to end while another is late.
+            let look = || look().and_then(|()| self.are_there(&self.links[..peer - 1]));
+            match self.receive(stream, &look) {
                 Ok(Received::Brought(bytes)) => all.push(bytes),
                 Ok(Received::Failed(why)) => return Err(self.gone(peer, why)),
-                Err(e) => return Err(self.gone(peer, e)),
+                Err(Unheard::Moot(e)) => return Err(e),
+                Err(Unheard::Io(e)) => return Err(self.gone(peer, e)),
             }
         }
         let packed = pack(&all);
@@ -225,10 +271,57 @@ impl AtRankZero {
         Ok(all)
     }
 
-    /// Rank 0 tells the others why there is no job.
+    /// Whether these, the first ones, wait for what rank 0 sends.
+    fn are_there(&self, links: &[TcpStream]) -> Result<()> {
+        for (peer, stream) in (1..).zip(links) {
+            let peek = || {
+                stream.set_nonblocking(true)?;
+                let peeked = stream.peek(&mut [0]);
+                stream.set_nonblocking(false)?;
+                peeked
+            };
+            match peek() {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                Err(e) => return Err(self.gone(peer, e)),
+                Ok(_) => {
+                    return Err(match self.receive(stream, &|| Ok(())) {
+                        Ok(Received::Failed(why)) => self.gone(peer, why),
+                        Err(Unheard::Io(e)) => self.gone(peer, e),
+                        Ok(Received::Brought(_)) => self.gone(peer, "it brings more than it was asked for"),
+                        Err(Unheard::Moot(e)) => e,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Rendezvous::all_gather`] that asks again and again whether this rank is interrupted. The others hear of it, at once or when
+    /// they meet next.
+    ///
+    /// # Errors
+    /// As [`Rendezvous::all_gather`], and [`Error::Interrupted`].
+    pub fn all_gather_unless(&mut self, mine: &[u8], interrupted: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>> {
+        if mine.len() > MOST {
+            return Err(Error::Internal(format!("{} bytes are brought to a rendezvous", mine.len())));
+        }
+        let look = || if interrupted() { Err(Error::Interrupted) } else { Ok(()) };
+        let done = look().and_then(|()| match self.rank {
+            0 => self.collect(mine, &look),
+            _ => self.bring(&self.links[0], mine, &look),
+        });
+        done.inspect_err(|e| {
+            if self.rank == 0 || matches!(e, Error::Interrupted) {
+                self.tell(e);
+            }
+        })
+    }
+
+    /// Tells those at the other ends why there is no job.
     fn tell(&self, error: &Error) {
         let text = match error {
             Error::Unreachable { what, .. } => what.clone(),
+            Error::Interrupted => format!("rank {} was interrupted", self.rank),
             other => other.to_string(),
         };
         for stream in &self.links {
@@ -259,13 +352,7 @@ impl Rendezvous for AtRankZero {
     }
 
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        if mine.len() > MOST {
-            return Err(Error::Internal(format!("{} bytes are brought to a rendezvous", mine.len())));
-        }
-        if self.rank > 0 {
-            return self.bring(&self.links[0], mine);
-        }
-        self.collect(mine).inspect_err(|e| self.tell(e))
+        self.all_gather_unless(mine, &|| false)
     }
 }
 
@@ -358,7 +445,10 @@ mod tests {
         std::thread::scope(|scope| {
             let host = scope.spawn(move || {
                 let seen = std::cell::RefCell::new(Vec::new());
-                let look = |missing: &[usize]| seen.borrow_mut().push(missing.to_vec());
+                let look = |missing: &[usize]| {
+                    seen.borrow_mut().push(missing.to_vec());
+                    Ok(())
+                };
                 let limit = Duration::from_secs(5); // rank 2 comes in it, however busy the machine is
                 let e = AtRankZero::host_watched(listener, 4, &secret(1), limit, &look).err().unwrap();
                 assert_eq!(seen.borrow()[0], [1, 2, 3]);
@@ -386,5 +476,46 @@ mod tests {
             let e = host.all_gather(b"").unwrap_err();
             assert!(e.to_string().contains("rank 1 left"), "{e}");
         });
+    }
+
+    /// Rank 0 or another: who is told to end while it waits does so, and the others hear why.
+    #[test]
+    fn who_is_interrupted_ends_at_once_and_says_so() {
+        for who in [0, 1] {
+            let (listener, address) = listener();
+            let began = Instant::now();
+            let came = std::sync::Barrier::new(3);
+            let came = &came;
+            std::thread::scope(|scope| {
+                let gather = move |mut me: AtRankZero| {
+                    came.wait();
+                    let since = Instant::now();
+                    let is_interrupted = move || since.elapsed() > Duration::from_millis(200);
+                    match me.rank == who {
+                        true => me.all_gather_unless(b"", &is_interrupted).unwrap_err(),
+                        false => me.all_gather(b"").unwrap_err(),
+                    }
+                };
+                let host =
+                    scope.spawn(move || gather(AtRankZero::host(listener, 4, &secret(1), LIMIT).unwrap()));
+                let join = |rank| AtRankZero::join(&[address], rank, 4, &secret(1), LIMIT).unwrap();
+                let one = scope.spawn(move || gather(join(1)));
+                let two = scope.spawn(move || gather(join(2)));
+                // Comes, and brings nothing.
+                let late = join(3);
+                let told = [host.join().unwrap(), one.join().unwrap(), two.join().unwrap()];
+                for (rank, e) in told.iter().enumerate() {
+                    match rank == who {
+                        true => assert!(matches!(e, Error::Interrupted), "{rank} {e}"),
+                        false => assert!(
+                            e.to_string().contains(&format!("rank {who} was interrupted")),
+                            "{rank} {e}"
+                        ),
+                    }
+                }
+                drop(late);
+            });
+            assert!(began.elapsed() < LIMIT / 2);
+        }
     }
 }
