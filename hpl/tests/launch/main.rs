@@ -634,7 +634,11 @@ fn ranks_with_devices_give_them_back_when_signalled() {
 fn devices_are_given_back_by_ranks_that_still_connect() {
     use fulmen_emu_verbs::{Call, Kind, Profile, Trap, World};
     let slow = Trap::always(Kind::Slow { call: Call::ToRtr, ms: 1000 });
-    for (to, signal) in [(Some(0), libc::SIGTERM), (Some(1), libc::SIGINT), (None, libc::SIGINT)] {
+    // A batch system signals ranks and their agents, which signal the ranks again.
+    let both = [0, 1, 0, 1];
+    let cases: [(&[usize], _); 4] =
+        [(&[0], libc::SIGTERM), (&[1], libc::SIGINT), (&[], libc::SIGINT), (&both, libc::SIGTERM)];
+    for (to, signal) in cases {
         let bench = Bench::new();
         let ssh = bench.ssh();
         let (world, vars) = cabled();
@@ -654,12 +658,15 @@ fn devices_are_given_back_by_ranks_that_still_connect() {
             assert!(Instant::now() < until, "they open nothing: {:?}", world.counters());
             std::thread::sleep(Duration::from_millis(5));
         }
-        match to {
-            Some(rank) => {
-                let pid = std::fs::read_to_string(bench.path(&format!("pid.{rank}"))).unwrap();
-                signal_to(pid.trim().parse().unwrap(), signal);
+        for (i, rank) in to.iter().enumerate() {
+            if i == 2 {
+                std::thread::sleep(Duration::from_millis(700));
             }
-            None => started.signal(signal),
+            let pid = std::fs::read_to_string(bench.path(&format!("pid.{rank}"))).unwrap();
+            signal_to(pid.trim().parse().unwrap(), signal);
+        }
+        if to.is_empty() {
+            started.signal(signal);
         }
         let ended = started.end();
         assert_eq!(ended.code, Some(5), "{signal} to {to:?}: {ended:?}");
