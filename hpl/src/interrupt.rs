@@ -118,6 +118,21 @@ fn catch_one(signal: libc::c_int, handler: Handler) {
     }
 }
 
+/// What a parent may have left so that nothing is heard: children that end without a word (`SIGCHLD` ignored, as daemons do, and they
+/// are waited for in vain), and signals held back.
+pub fn hear() {
+    // SAFETY: plain data, and an action without a handler; only this thread's mask, before there are others.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut all);
+        for signal in SIGNALS.iter().map(|(signal, ..)| *signal).chain([libc::SIGCHLD]) {
+            libc::sigaddset(&raw mut all, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const all, std::ptr::null_mut());
+    }
+}
+
 /// Catches what asks the program to end from now on, for who looks at [`count`] between the steps of what has to end in order.
 /// A second signal ends the program at once.
 pub fn listen() {

@@ -1,5 +1,24 @@
 //! Limits that end a program without a word, told instead. `ulimit -f`: a file that may not grow is an error that is told, not the program's end.
 
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use crate::units;
+
+/// A file of at most `most` bytes; what has no end (`/dev/zero`) is not read until memory is full.
+///
+/// # Errors
+/// Of the system, or that it is longer.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![];
+    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > most {
+        true => Err(io::Error::other(format!("it is larger than {}", units::bytes(most.into())))),
+        false => Ok(bytes),
+    }
+}
+
 extern "C" fn go_on(_: libc::c_int) {}
 
 /// From now on a write beyond the limit of a file's size fails with an error (`EFBIG`). By itself the system would end

@@ -18,6 +18,7 @@ fn of_a_job() -> fulmen::Result<Option<fulmen::Job>> {
 }
 
 fn main() -> ExitCode {
+    interrupt::hear();
     limits::tell_of_file_sizes();
     limits::leave_time_to_end();
     if let Some(code) = worker::run_if_asked() {

@@ -256,6 +256,7 @@ struct Reports {
     text: Vec<u8>,
     /// Until it is complete.
     json: Option<Target>,
+    bundle: Vec<Target>,
     /// When the JSON report so far was last written.
     saved: Option<Instant>,
     job: Job,
@@ -267,12 +268,17 @@ struct Reports {
 impl Reports {
     /// Opens the files: what cannot be written is found before any work.
     fn open(settings: &Settings, job: &Job, host: &Host) -> Result<Reports, Error> {
-        if let Some(folder) = settings.bundle.as_deref() {
-            bundle::prepare(folder)?;
-            apart::bundle(settings, folder)?;
-        }
+        let bundle = match settings.bundle.as_deref() {
+            None => vec![],
+            Some(folder) => {
+                bundle::prepare(folder)?;
+                apart::bundle(settings, folder)?;
+                bundle::open(&settings.input, folder)?
+            }
+        };
         Ok(Reports {
             text: vec![],
+            bundle,
             out: Some(Target::open(&settings.input.sink, OUTPUT)?),
             json: settings.json.as_ref().map(|sink| Target::open(sink, "--json")).transpose()?,
             saved: None,
@@ -365,10 +371,12 @@ impl Reports {
                 job: &self.job,
                 host: &self.host,
                 command: &command,
+                folder,
             };
-            let written = bundle.write(folder).map_err(|e| system("the bundle", &e))?;
+            let written = bundle.write(std::mem::take(&mut self.bundle));
+            let written = written.map_err(|e| system("the bundle", &e))?;
             if !settings.quiet {
-                say(format!("hpl-run: {} files are in {}", written.len(), folder.display()));
+                say(format!("hpl-run: {written} files are in {}", folder.display()));
             }
         }
         if let Some(target) = self.json.take() {

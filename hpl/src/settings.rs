@@ -3,8 +3,6 @@
 //! Two steps, because sizing needs the speed of the machine: [`request`] reads and checks what the
 //! user said, [`Request::settle`] fills what was left open.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +17,7 @@ use crate::cli::{Cli, Fabric, Wanted};
 use crate::dat;
 use crate::exit::Failure;
 use crate::footprint::{Home, Shape};
+use crate::limits;
 use crate::machine::Host;
 use crate::params::{DEEPEST, Input, Sink};
 use crate::plan::Rate;
@@ -134,16 +133,10 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
         None => Input::default(),
         Some(path) => {
             let shown = if named.is_some() { path.display().to_string() } else { "HPL.dat".to_string() };
-            let mut bytes = vec![];
-            let read = File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes));
-            read.map_err(|e| {
+            let bytes = limits::read(path, LARGEST).map_err(|e| {
                 let remedy = "name a file that you may read, or give the values as flags (see --help)";
                 Error::argument("HPL.dat", &shown, format!("cannot be read: {e}"), remedy)
             })?;
-            if bytes.len() as u64 > LARGEST {
-                let problem = format!("is larger than {}: it is no HPL.dat", units::bytes(LARGEST.into()));
-                return Err(Error::argument("HPL.dat", &shown, problem, "name another file").into());
-            }
             let parsed = dat::read(&shown, &bytes).map_err(Failure::Input)?;
             given = Given { n: true, nb: true, grid: true, pmap: true, bcast: true };
             if named.is_none() {
@@ -501,7 +494,7 @@ mod tests {
         let message = asked("/nonexistent/HPL.dat").unwrap_err();
         assert!(message.contains("HPL.dat: /nonexistent/HPL.dat: cannot be read: "), "{message}");
         let message = asked("/dev/zero").unwrap_err();
-        assert!(message.contains("/dev/zero: is larger than 1.00 MiB"), "{message}");
+        assert!(message.contains("/dev/zero: cannot be read: it is larger than 1.00 MiB"), "{message}");
         let folder = tempfile::tempdir().unwrap();
         let found = folder.path().join("HPL.dat");
         std::fs::create_dir(&found).unwrap();

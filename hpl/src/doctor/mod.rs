@@ -33,6 +33,7 @@ use self::mlx::Cables;
 use self::network::Network;
 use crate::exit::Status;
 use crate::interrupt;
+use crate::limits;
 use crate::params::Sink;
 use crate::report::file::Target;
 
@@ -229,7 +230,10 @@ fn tell(
 }
 
 fn read(argument: &str, file: &Path) -> Result<String> {
-    std::fs::read_to_string(file).map_err(|e| {
+    /// Facts of hundreds of hosts.
+    const MOST: u64 = 64 << 20;
+    let text = |bytes| String::from_utf8(bytes).map_err(|_| std::io::Error::other("it is no text"));
+    limits::read(file, MOST).and_then(text).map_err(|e| {
         let remedy = "name a file that you may read";
         Error::argument(argument, file.display(), format!("cannot be read: {e}"), remedy)
     })

@@ -33,7 +33,7 @@ the last rank of their host, on Linux. Elsewhere, and where fulmen-run itself is
 
 Exit status: that of the first rank that failed, which is named. 0 when none did;
   2  usage, or a program that is missing or of another build
-  4  a rank was killed, or a host was lost or cannot be reached      5  interrupted";
+  4  a rank was killed, a host was lost or cannot be reached, or --timeout is over      5  interrupted";
 
 /// Arguments of `fulmen-run`.
 #[derive(Parser, Clone, Debug)]

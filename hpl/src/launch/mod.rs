@@ -32,6 +32,7 @@ use crate::limits;
 
 /// The whole of `fulmen-run`, in any of its parts; the exit code.
 pub fn main() -> u8 {
+    crate::interrupt::hear();
     limits::tell_of_file_sizes();
     let mut args = std::env::args_os();
     match args.nth(1).as_deref().and_then(|a| a.to_str()) {

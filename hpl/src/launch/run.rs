@@ -26,6 +26,7 @@ use super::place::{Placement, place};
 use super::ssh::{self, Reach};
 use super::{agent, cables, program, signals};
 use crate::doctor::mlx::Cables;
+use crate::limits;
 
 /// How often the clock is looked at.
 const LOOK: Duration = Duration::from_millis(10);
@@ -84,6 +85,9 @@ fn prepare(cli: &Cli) -> Result<Job<'_>> {
     Ok(Job { cli, hostfile, hosts, placement, program, own, folder, vars })
 }
 
+/// Bytes of a hostfile that names more hosts than there are.
+const LONGEST_HOSTFILE: u64 = 16 << 20;
+
 /// A hostfile, read once: it may be a pipe.
 struct Hostfile {
     shown: String,
@@ -93,7 +97,7 @@ struct Hostfile {
 impl Hostfile {
     fn read(file: &Path) -> Result<Hostfile> {
         let shown = file.display().to_string();
-        match std::fs::read(file) {
+        match limits::read(file, LONGEST_HOSTFILE) {
             Ok(bytes) => Ok(Hostfile { shown, bytes }),
             Err(e) => Err(Error::argument(
                 "--hostfile",

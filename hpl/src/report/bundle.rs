@@ -28,6 +28,8 @@ pub struct Bundle<'a> {
     pub host: &'a Host,
     /// The command line.
     pub command: &'a str,
+    /// Where the files are.
+    pub folder: &'a Path,
 }
 
 /// Makes the folder, before any work, and tries whether it can be written to.
@@ -65,13 +67,21 @@ pub fn quoted(arguments: impl IntoIterator<Item = String>) -> String {
     arguments.into_iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
+/// Opens the five files in a folder that is there, before any work. No other job writes them until they are complete.
+///
+/// # Errors
+/// [`Error::Argument`].
+pub fn open(input: &Input, folder: &Path) -> Result<Vec<Target>, Error> {
+    names(input, folder).into_iter().map(|path| Target::open(&Sink::File(path), "--bundle")).collect()
+}
+
 impl Bundle<'_> {
-    /// Writes the five files and returns their names. Existing ones are replaced, all or none: they take their places when
-    /// all are written.
+    /// Writes the five files ([`open`]) and returns how many they are. Existing ones are replaced, all or none: they take their
+    /// places when all are written.
     ///
     /// # Errors
     /// Of the file system.
-    pub fn write(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
+    pub fn write(&self, mut targets: Vec<Target>) -> io::Result<usize> {
         let mut stamps = String::new();
         for o in self.outcomes {
             let r = &o.run;
@@ -94,18 +104,17 @@ impl Bundle<'_> {
             stamps.into_bytes(),
             self.configuration().into_bytes(),
         ];
-        let names = names(self.input, folder);
-        let mut targets = vec![];
-        for (path, bytes) in names.iter().zip(contents) {
-            let mut target = Target::open(&Sink::File(path.clone()), "--bundle").map_err(io::Error::other)?;
+        for (target, bytes) in targets.iter_mut().zip(contents) {
             target.write_all(&bytes)?;
             target.settle_on_disk()?;
-            targets.push(target);
         }
-        for target in targets {
-            target.complete()?;
+        let all = targets.len();
+        // What has come there meanwhile is found before the first takes its place.
+        for path in names(self.input, self.folder).iter().filter(|path| path.is_dir()) {
+            return Err(io::Error::other(format!("{}: it is a folder", path.display())));
         }
-        Ok(names.to_vec())
+        targets.into_iter().try_for_each(|target| target.complete().map(drop))?;
+        Ok(all)
     }
 
     fn configuration(&self) -> String {

@@ -112,6 +112,9 @@ impl Target {
             let open = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?;
             return Ok(Target::Direct(open.into()));
         }
+        if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            return Err(io::Error::other("it is a folder's name"));
+        }
         // A link stays a link: what it points to is replaced, or made.
         let path = place(path)?;
         let existing = fs::metadata(&path).ok();

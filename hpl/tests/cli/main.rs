@@ -242,8 +242,50 @@ fn what_another_user_alone_may_replace_is_refused() {
 fn where_the_report_goes_is_told_once() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("d"), DAT).unwrap();
-    let (code, _, err) = call(folder.path(), &["--check", "d"]);
+    let (code, _, err) = call(folder.path(), &["d", "--threads", "1"]);
     assert!(code == 0 && err.contains("device 8: the report goes to"), "{err}");
-    let (code, _, err) = call(folder.path(), &["--check", "d", "--output", "other"]);
-    assert!(code == 0 && !err.contains("the report goes to"), "{err}");
+    let (code, _, err) = call(folder.path(), &["d", "--threads", "1", "--output", "other"]);
+    assert!(code == 0 && !err.contains("goes to") && err.contains("the report is in other"), "{err}");
+}
+
+/// Files of a bundle are opened before the first run, and by one job at a time.
+#[test]
+fn a_bundle_that_cannot_be_written_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("be/cert-40-hpl.tstamps")).unwrap();
+    let (code, _, err) = call(folder.path(), &["-q", "-N", "40", "--threads", "1", "--bundle", "be"]);
+    assert!(code == 2 && err.contains("hpl.tstamps: cannot be written: it is a folder"), "{err}");
+    assert_eq!(names(&folder.path().join("be")), ["cert-40-hpl.tstamps"]);
+    let (code, _, err) = call(folder.path(), &["-q", "-N", "40", "--output", "no/"]);
+    assert!(code == 2 && err.contains("it is a folder's name"), "{err}");
+}
+
+/// What has no end is not read until memory is full.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_without_an_end_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for script in [
+        "exec $0 /dev/zero",
+        "exec $0 doctor --with /dev/zero",
+        "exec $0 doctor --matrix /dev/zero",
+        "exec ${0%/*}/fulmen-run --hostfile /dev/zero true",
+    ] {
+        let (code, said) = shell(folder.path(), script);
+        assert!(code == Some(2) && said.contains("cannot be read: it is larger than"), "{script}: {said}");
+    }
+}
+
+/// Daemons start programs with signals ignored or held back.
+#[cfg(target_os = "linux")]
+#[test]
+fn children_that_end_are_heard_whatever_the_parent_ignores() {
+    let folder = tempfile::tempdir().unwrap();
+    for script in [
+        "exec $0 -q -N 100 -P 1 -Q 2 --threads 1 --fabric shm",
+        "exec ${0%/*}/fulmen-run -n 2 $0 -q -N 100 -P 1 -Q 2 --threads 1",
+    ] {
+        let (code, said) = shell(folder.path(), &format!("trap '' CHLD; {script}"));
+        assert_eq!(code, Some(0), "{script}: {said}");
+    }
 }

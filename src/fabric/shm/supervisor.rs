@@ -109,6 +109,7 @@ impl<F: FnMut(usize) -> Command> Supervisor<F> {
             control: control.fd(),
             segments: segments.iter().map(Segment::fd).collect(),
         };
+        hear_of_children();
         let mut job = Running::new(area, self.bounds);
         for rank in 0..self.ranks {
             plan.rank = rank;
@@ -117,6 +118,18 @@ impl<F: FnMut(usize) -> Command> Supervisor<F> {
         // The ranks have their own by now; ours would keep the memory of ranks that ended.
         drop((segments, control));
         Ok(job.watch(&interrupts))
+    }
+}
+
+/// Where `SIGCHLD` is ignored (by a parent that is a daemon), the system forgets children that end, and a wait for them never does.
+fn hear_of_children() {
+    // SAFETY: plain data; an action without a handler, in place of one that was none.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGCHLD, std::ptr::null(), &raw mut now);
+        if now.sa_sigaction == libc::SIG_IGN {
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        }
     }
 }
 

@@ -231,12 +231,18 @@ pub fn choose(all: &[Interface], on: &[On], one_host: bool) -> Result<Vec<Interf
         chosen.retain(|i| !is_link_local(i.address) || !real.contains(&i.name));
     }
     if chosen.is_empty() {
+        let host = crate::fabric::host_name();
+        if all.is_empty() {
+            let problem = format!("no interface of {host} is up, not even loopback");
+            let remedy = "ranks of one host need that too: `ip link set lo up` (a container without a network has it down)";
+            return Err(Error::argument("interfaces for data", "any", problem, remedy));
+        }
         let there: Vec<String> = all.iter().map(|i| format!("{} {}", i.name, i.address)).collect();
         let on: Vec<String> = on.iter().map(|on| format!("{on:?}")).collect();
         return Err(Error::argument(
             "interfaces for data",
             if on.is_empty() { "any".into() } else { on.join(", ") },
-            format!("{} has none such, only: {}", crate::fabric::host_name(), there.join(", ")),
+            format!("{host} has none such, only: {}", there.join(", ")),
             "name the interface or subnet that connects the hosts",
         ));
     }
