@@ -26,7 +26,12 @@ impl Dialect {
             Dialect::Mxp
         } else if means(26, Field::Align) && means(27, Field::Seed) {
             Dialect::HplGpu
-        } else if means(9, Field::GridCount) && means(10, Field::Ps) && means(11, Field::Qs) {
+        } else if means(9, Field::GridCount)
+            && means(10, Field::Ps)
+            && means(11, Field::Qs)
+            // One that has lost another line has this one.
+            && !lines.iter().any(|line| line.meant().contains(&Field::Pmap))
+        {
             Dialect::Hpl10
         } else {
             Dialect::Netlib
