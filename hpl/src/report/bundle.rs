@@ -110,7 +110,7 @@ impl Bundle<'_> {
         }
         let all = targets.len();
         // What has come there meanwhile is found before the first takes its place.
-        for path in names(self.input, self.folder).iter().filter(|path| path.is_dir()) {
+        if let Some(path) = names(self.input, self.folder).iter().find(|path| path.is_dir()) {
             return Err(io::Error::other(format!("{}: it is a folder", path.display())));
         }
         targets.into_iter().try_for_each(|target| target.complete().map(drop))?;

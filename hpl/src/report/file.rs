@@ -4,12 +4,13 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Seek, Write};
-use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use fulmen::Error;
 
+use crate::limits;
 use crate::params::Sink;
 use crate::stdout;
 
@@ -108,9 +109,7 @@ impl Target {
 
     fn file(path: &Path) -> io::Result<Target> {
         if let Some(number) = descriptor(path) {
-            // SAFETY: borrowed for this one call, which only duplicates it, or fails where there is none.
-            let open = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?;
-            return Ok(Target::Direct(open.into()));
+            return Ok(Target::Direct(stdout::duplicate(number)?));
         }
         if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(io::Error::other("it is a folder's name"));
@@ -247,8 +246,7 @@ impl Drop for Replacement {
 fn may_be_replaced(path: &Path, file: &fs::Metadata) -> io::Result<()> {
     const STICKY: u32 = 0o1000;
     let folder = fs::metadata(path.parent().unwrap_or(Path::new("/")))?;
-    // SAFETY: no arguments, always succeeds.
-    let user = unsafe { libc::geteuid() };
+    let user = limits::user();
     match folder.mode() & STICKY != 0 && ![0, folder.uid()].contains(&user) && file.uid() != user {
         true => Err(io::Error::other("it is another user's, who alone may replace it in this folder")),
         false => Ok(()),
