@@ -108,6 +108,19 @@ pub fn find(vars: &Variables) -> Result<Option<Place>> {
     Ok(Some(place))
 }
 
+/// Rank and size as launchers tell them that are not known here (no name: not told): mlx.launch, PRRTE, Flux, Cray's PALS and ALPS, Hydra
+/// without PMI, MVAPICH, Spectrum MPI.
+const OTHERS: [(&str, &str); 8] = [
+    ("MLX_RANK", ""),
+    ("PMIX_RANK", ""),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("PALS_RANKID", ""),
+    ("ALPS_APP_PE", ""),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+];
+
 /// No starter has left its whole word. An error if one has left half of it: others wait for this process then.
 fn is_alone(vars: &Variables) -> Result<()> {
     let is_set = |name: &str| vars.contains_key(name);
@@ -131,14 +144,18 @@ fn is_alone(vars: &Variables) -> Result<()> {
     if is_other_than("SLURM_PROCID", "0") {
         return Err(missing("SLURM_STEP_ID", "SLURM_PROCID", vars));
     }
-    for size in ["MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"] {
-        if is_other_than(size, "1") {
-            let value = told(vars, size);
+    for (rank, size) in OTHERS {
+        let says = match vars.get(size) {
+            Some(value) => (value.trim() != "1").then_some(size),
+            None => is_set(rank).then_some(rank),
+        };
+        if let Some(says) = says {
             let problem = "says that this is a rank of a job, of a launcher that is not known here";
             let remedy = format!(
-                "start the ranks with fulmen-run, srun, torchrun, or the mpirun of Open MPI or MPICH, or unset {size} to run alone"
+                "start the ranks with fulmen-run (--hostfile takes mlx.launch's), srun, torchrun, or the mpirun of Open MPI or MPICH, or \
+                 unset {says} to run alone"
             );
-            return Err(Error::argument(size, value, problem, remedy));
+            return Err(Error::argument(says, told(vars, says), problem, remedy));
         }
     }
     Ok(())
@@ -173,10 +190,14 @@ fn step(vars: &Variables) -> Option<&String> {
 fn starter(vars: &Variables) -> Result<Option<Place>> {
     if let Some(control) = vars.get(CONTROL) {
         let control = number::<i32>(CONTROL, control)?;
+        if let Some(name) =
+            [RANK, SIZE, LOCAL_RANK, LOCAL_SIZE].iter().find(|name| !vars.contains_key(**name))
+        {
+            return Err(missing(name, CONTROL, vars));
+        }
         let mut place = place(vars, Starter::FulmenRun { control }, (RANK, SIZE), (LOCAL_RANK, LOCAL_SIZE))?;
-        if control < 0 || place.local.is_none() {
-            let value = format!("{control}, {:?}, {:?}", vars.get(LOCAL_RANK), vars.get(LOCAL_SIZE));
-            return Err(garbled(format!("{CONTROL}, {LOCAL_RANK}, {LOCAL_SIZE}"), value));
+        if control < 0 {
+            return Err(garbled(CONTROL, control));
         }
         place.id = control.to_string();
         return Ok(Some(place));
@@ -582,6 +603,20 @@ mod tests {
             ("SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_JOB_ID=1", "SLURM_STEP_ID is not set"),
             ("SLURM_STEP_ID=2 SLURM_NTASKS=4 SLURM_JOB_ID=1", "SLURM_PROCID is not set"),
             ("MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_RANK=0", "a launcher that is not known here"),
+            ("MLX_RANK=0 MLX_HOSTFILE=h", "MLX_RANK: 0: says"),
+            ("PMIX_RANK=1 PMIX_NAMESPACE=x", "unset PMIX_RANK to run alone"),
+            ("FLUX_TASK_RANK=0 FLUX_JOB_SIZE=2", "FLUX_JOB_SIZE: 2: says"),
+            ("PALS_RANKID=1", "PALS_RANKID: 1: says"),
+            ("ALPS_APP_PE=1", "ALPS_APP_PE: 1: says"),
+            ("MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "MPI_LOCALNRANKS: 2: says"),
+            (
+                "FULMEN_CONTROL=5",
+                "FULMEN_CONTROL: 5: says that this is a rank of a job, but FULMEN_RANK is not set",
+            ),
+            (
+                "FULMEN_CONTROL=5 FULMEN_RANK=0 FULMEN_SIZE=1",
+                "FULMEN_CONTROL: 5: says that this is a rank of a job, but FULMEN_LOCAL_RANK is not set",
+            ),
         ] {
             let error = find(&vars(text)).unwrap_err();
             assert_eq!(error.exit_code(), 2);

@@ -475,11 +475,13 @@ pub fn greeted(bytes: &[u8]) -> Result<Option<usize>, Garbage> {
     let name = b"fulmen job ";
     let mut line = 0;
     while let Some(end) = bytes[line..].iter().position(|b| *b == b'\n') {
+        // A login that sets the title of a window ends no line.
         let this = &bytes[line..=line + end];
-        if this == GREETING.as_bytes() {
+        if this.ends_with(GREETING.as_bytes()) {
             return Ok(Some(line + end + 1));
         }
-        if this.starts_with(name) {
+        if let Some(at) = this.windows(name.len()).position(|part| part == name) {
+            let this = &this[at..];
             let theirs = String::from_utf8_lossy(&this[..this.len() - 1]);
             let ours = GREETING.trim_end();
             return Err(Garbage(format!(
@@ -571,6 +573,9 @@ mod tests {
     fn greetings_are_found_behind_what_a_shell_says() {
         let text = format!("Welcome to host b\r\nquota: 3 %\n{GREETING}rest");
         assert_eq!(greeted(text.as_bytes()).unwrap(), Some(text.len() - 4));
+        let title = format!("\u{1b}]0;host b\u{7}{GREETING}");
+        assert_eq!(greeted(title.as_bytes()).unwrap(), Some(title.len()));
+        assert!(greeted(b"$ fulmen job 999\n").unwrap_err().0.contains("another version"));
         assert_eq!(greeted(b"fulmen job").unwrap(), None);
         assert!(greeted(b"fulmen job 999\n").unwrap_err().0.contains("another version"));
         assert!(greeted(&[b'x'; 70000]).is_err());

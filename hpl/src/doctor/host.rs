@@ -98,6 +98,14 @@ pub fn compare(all: &[Facts]) -> Vec<Finding> {
                 .then("copy one build to every host: `scp $(which hpl-run) HOST:`"),
         );
     }
+    if let Some(at) = (0..all.len()).find(|at| all[..*at].iter().any(|before| before.host == all[*at].host)) {
+        found.push(
+            Finding::warning("same-name", SYSTEM, format!("several hosts are called {}", all[at].host))
+                .because("what is found on one of them cannot be told from what is found on another")
+                .then("a file of --with is of another host than this one: leave out this one's own")
+                .then("give machines that were cloned names of their own: `hostnamectl set-hostname NAME`, `scutil --set HostName NAME`"),
+        );
+    }
     let macs = all.iter().filter(|f| f.system.is_macos());
     if let Some(seen) = differ(macs.map(|f| (&f.host, format!("{} ({})", f.system.version, f.system.build))))
     {
@@ -176,6 +184,7 @@ mod tests {
         assert!(judge(&Facts::default()).is_empty(), "what is not known is not blamed");
         assert!(compare(&[mac("a"), mac("b")]).is_empty());
         assert!(compare(&[]).is_empty());
+        assert_eq!(ids(&compare(&[mac("a"), mac("b"), mac("a")])), ["same-name"]);
     }
 
     #[test]

@@ -36,6 +36,7 @@ use crate::interrupt;
 use crate::limits;
 use crate::params::Sink;
 use crate::report::file::Target;
+use crate::stdout;
 
 /// Arguments of `hpl-run doctor`.
 #[derive(Args, Clone, Debug, Default)]
@@ -149,6 +150,7 @@ struct Files {
 
 impl Files {
     fn open(options: &Options) -> Result<Files> {
+        stdout::must_be_open("what is found")?;
         let mut heard = Vec::new();
         for file in &options.with {
             let text = read("--with", file)?;
@@ -163,6 +165,10 @@ impl Files {
                 return Err(Error::argument("--with", file.display(), problem, remedy));
             }
             let told: Heard = serde_json::from_str(&text).map_err(garbled)?;
+            if told.hosts.is_empty() {
+                let remedy = "give what `hpl-run doctor --json` printed on that host";
+                return Err(Error::argument("--with", file.display(), "tells of no host", remedy));
+            }
             heard.extend(told.hosts);
         }
         let cables = options
@@ -216,8 +222,17 @@ fn tell(
     if let Some((file, mut target)) = files.hostfile {
         let cables = Cables::from_facts(&all);
         if cables.is_empty() {
-            let problem = "no cable between the hosts is known";
-            let remedy = "give the other hosts' facts: --with FILE, from `hpl-run doctor --json` on each";
+            let devices = |facts: &Facts| facts.rdma.devices.get().map_or(0, Vec::len);
+            let (problem, remedy) = match all.iter().map(devices).sum() {
+                0 => (
+                    "none of these hosts has an RDMA device",
+                    "see `devices` above: nothing can join them by RDMA yet",
+                ),
+                _ => (
+                    "no cable between the hosts is known",
+                    "give the other hosts' facts: --with FILE, from `hpl-run doctor --json` on each",
+                ),
+            };
             return Err(Error::argument("--write-hostfile", file.display(), problem, remedy));
         }
         target

@@ -24,7 +24,7 @@ Examples:
   fulmen-run -n 8 --hostfile hosts --map-by node --tag-output ./program --its-own-flags
   fulmen-run --hostfile hosts.json hpl-run       a hostfile of mlx.launch
 
-A hostfile is Open MPI's (`name slots=4`), MPICH's (`name:4`) or mlx.launch's (JSON). Names may be ranges, n[01-12].
+A hostfile is Open MPI's (`name slots=4`), MPICH's (`name:4`) or mlx.launch's (JSON, with its `envs`). Names may be ranges, n[01-12].
 Without hosts, a Slurm allocation is used if there is one; else this machine.
 
 When a rank fails, the others are asked to end, then get SIGTERM, then SIGKILL. Ctrl-C does the same; a second one
@@ -32,7 +32,7 @@ ends all at once. A rank's background processes end with it; those that have lef
 the last rank of their host, on Linux. Elsewhere, and where fulmen-run itself is killed on that host, they go on.
 
 Exit status: that of the first rank that failed, which is named. 0 when none did;
-  2  usage, or a program that is missing or of another build
+  2  usage, or a program that is missing or of another build     3  a resource: memory, files, what --ssh names
   4  a rank was killed, a host was lost or cannot be reached, or --timeout is over      5  interrupted";
 
 /// Arguments of `fulmen-run`.

@@ -26,7 +26,7 @@ use super::place::{Placement, place};
 use super::ssh::{self, Reach};
 use super::{agent, cables, program, signals};
 use crate::doctor::mlx::Cables;
-use crate::limits;
+use crate::{limits, stdout};
 
 /// How often the clock is looked at.
 const LOOK: Duration = Duration::from_millis(10);
@@ -38,7 +38,8 @@ const PIECES: usize = 32;
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Runs a job; the exit code. All is said on stderr.
 pub fn run(cli: &Cli) -> u8 {
-    let verdict = prepare(cli).and_then(|job| job.run());
+    let open = stdout::must_be_open("what ranks say (>/dev/null, if nobody is to read it)");
+    let verdict = open.and_then(|()| prepare(cli)).and_then(|job| job.run());
     match verdict {
         Ok(Verdict { code, words }) => {
             words.into_iter().for_each(|w| say(&w));
@@ -77,7 +78,10 @@ fn prepare(cli: &Cli) -> Result<Job<'_>> {
     let beside = own.parent().unwrap_or(Path::new("/"));
     let name = cli.command.first().map_or(OsStr::new(""), OsString::as_os_str);
     let program = program::find(name, std::env::var_os("PATH").as_deref(), beside)?;
-    let vars = program::variables(&cli.vars, |name| std::env::var_os(name))?;
+    // Those of -x come later, and count.
+    let envs = cables(hostfile.as_ref())?.map_or(vec![], |cables| cables.envs);
+    let vars: Vec<OsString> = envs.into_iter().map(Into::into).chain(cli.vars.iter().cloned()).collect();
+    let vars = program::variables(&vars, |name| std::env::var_os(name))?;
     let folder = match &cli.wdir {
         Some(folder) => std::path::absolute(folder).map_err(|e| system("--wdir", e))?,
         None => std::env::current_dir().map_err(|e| system("the current folder cannot be found", e))?,
@@ -124,8 +128,8 @@ fn find_hosts(cli: &Cli, file: Option<&Hostfile>) -> Result<Vec<Host>> {
     }
 }
 
-/// The RDMA devices from rank to rank, if the hostfile tells.
-fn devices(file: Option<&Hostfile>, hosts: &[String]) -> Result<Option<String>> {
+/// A hostfile of mlx.launch's.
+fn cables(file: Option<&Hostfile>) -> Result<Option<Cables>> {
     // What is no text is of another dialect, or was refused as such.
     let Some((file, Ok(text))) = file.map(|file| (file, std::str::from_utf8(&file.bytes))) else {
         return Ok(None);
@@ -134,8 +138,13 @@ fn devices(file: Option<&Hostfile>, hosts: &[String]) -> Result<Option<String>> 
     if !hosts::is_json(text) {
         return Ok(None); // a hostfile of another dialect
     }
-    let cables = Cables::parse(text, &file.shown)?;
-    Ok(cables::by_rank(&cables, &hosts.iter().map(String::as_str).collect::<Vec<_>>()))
+    Cables::parse(text, &file.shown).map(Some)
+}
+
+/// The RDMA devices from rank to rank, if the hostfile tells.
+fn devices(file: Option<&Hostfile>, hosts: &[String]) -> Result<Option<String>> {
+    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    Ok(cables(file)?.and_then(|cables| cables::by_rank(&cables, &hosts)))
 }
 
 /// Whether a name means this host, whose own name is `own`: then no ssh is needed.

@@ -172,6 +172,8 @@ fn a_closed_stdout_is_told() {
         assert_eq!(code, Some(3), "{args}: {said}");
         assert!(said.contains("cannot be written: stdout is closed"), "{said}");
     }
+    let (code, said) = shell(folder.path(), "exec $0 doctor --json >&-");
+    assert!(code == Some(3) && said.contains("cannot be written: stdout is closed"), "{said}");
     let (code, said) = shell(folder.path(), "exec $0 -q --threads 1 -N 40 --output x >&-");
     assert_eq!((code, said.as_str()), (Some(0), ""));
     let (code, _) = shell(folder.path(), "exec $0 -q --threads 1 -N 40 1<>/dev/null");
@@ -274,6 +276,15 @@ fn a_file_without_an_end_is_refused() {
         let (code, said) = shell(folder.path(), script);
         assert!(code == Some(2) && said.contains("cannot be read: it is larger than"), "{script}: {said}");
     }
+}
+
+/// What a file of another host does not tell is not taken for nothing.
+#[test]
+fn facts_of_no_host_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a"), r#"{"schema": "fulmen.doctor/1", "hosts": []}"#).unwrap();
+    let (code, _, err) = call(folder.path(), &["doctor", "--with", "a"]);
+    assert!(code == 2 && err.contains("--with: a: tells of no host"), "{err}");
 }
 
 /// Daemons start programs with signals ignored or held back.

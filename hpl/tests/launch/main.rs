@@ -78,6 +78,34 @@ fn hosts_behind_ssh() {
     assert_eq!(std::fs::read_to_string(bench.path("o/rank.1.out")).unwrap(), "1\n");
 }
 
+/// mlx.launch sets a hostfile's variables; a login that ends no line is no harm.
+#[test]
+fn variables_of_a_hostfile_and_a_login_that_talks() {
+    let bench = Bench::new();
+    let ssh = bench.script("stub", "host=$1; shift; printf '\\033]0;%s' $host; exec sh -c \"$*\"");
+    let hosts =
+        r#"{"backend": "any", "envs": ["A=of file", "B=too"], "hosts": [{"ssh": "a"}, {"ssh": "b"}]}"#;
+    std::fs::write(bench.path("hosts.json"), hosts).unwrap();
+    let job = ["--ssh", &ssh, "--hostfile", "hosts.json", "-x", "B=of mine", "sh", "-c", "echo $A, $B"];
+    let ended = bench.run(&job);
+    ended.expect(0, &[]);
+    assert_eq!(ended.out, "of file, of mine\n".repeat(2), "{ended:?}");
+}
+
+/// What ranks say is not to be lost.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_closed_stdout_is_told() {
+    for args in ["-n 2 true", "-n 1 $0 doctor"] {
+        let script = format!("exec {} {args} >&-", env!("CARGO_BIN_EXE_fulmen-run"));
+        let mut command = Command::new("sh");
+        let output = command.args(["-c", &script, env!("CARGO_BIN_EXE_hpl-run")]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains("stdout is closed") && said.contains(">/dev/null"), "{said}");
+    }
+}
+
 #[test]
 fn copies_are_private_and_removed() {
     let bench = Bench::new();

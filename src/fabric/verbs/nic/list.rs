@@ -29,7 +29,12 @@ impl Listed {
 /// # Errors
 /// When the library cannot say.
 pub fn list(library: &'static Library) -> Result<Vec<Listed>, Refusal> {
-    DeviceList::get(library).map(|list| list.devices().map(|d| list.describe(d)).collect())
+    match DeviceList::get(library) {
+        Ok(list) => Ok(list.devices().map(|d| list.describe(d)).collect()),
+        // The system has no RDMA at all (on Linux: its module is not there), and so no device.
+        Err(Refusal { number: libc::ENOSYS, .. }) => Ok(Vec::new()),
+        Err(refusal) => Err(refusal),
+    }
 }
 
 pub struct DeviceList {
