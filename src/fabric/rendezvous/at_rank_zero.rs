@@ -63,6 +63,22 @@ fn late(ranks: &[usize], place: &str) -> Error {
     }
 }
 
+/// Looks at the next byte without waiting for it.
+fn peek(stream: &TcpStream) -> std::io::Result<usize> {
+    stream.set_nonblocking(true)?;
+    let peeked = stream.peek(&mut [0]);
+    stream.set_nonblocking(false)?;
+    peeked
+}
+
+/// Whether the other end has gone.
+fn is_closed(stream: &TcpStream) -> bool {
+    match peek(stream) {
+        Ok(bytes) => bytes == 0,
+        Err(e) => e.kind() != ErrorKind::WouldBlock,
+    }
+}
+
 impl AtRankZero {
     /// Rank 0: waits at `listener` until all others have come, `limit` at most. It counts for every
     /// [`Rendezvous::all_gather`] too.
@@ -99,8 +115,24 @@ impl AtRankZero {
                 return Err(e);
             }
             for (hello, stream) in door.serve(left.min(LOOK)) {
-                // A second one of the same rank: the first gave up, or was not heard.
-                come[hello.from as usize - 1] = Some(stream);
+                let rank = hello.from as usize;
+                let other = come.get(rank - 1).and_then(Option::as_ref);
+                let wrong = match hello.size as usize != size {
+                    true => Some(format!("rank {rank} is one of {}, and rank 0 one of {size}", hello.size)),
+                    // Else the first gave up, or was not heard.
+                    false => {
+                        other.filter(|s| !is_closed(s)).map(|_| format!("two processes are rank {rank}"))
+                    }
+                };
+                if let Some(what) = wrong {
+                    let remedy = "start each rank once, all with the same number of ranks".to_string();
+                    let what = format!("{what} of the job that meets at {place}");
+                    let e = Error::Unreachable { what, remedy };
+                    let links = come.into_iter().flatten().chain([stream]).collect();
+                    AtRankZero { rank: 0, size, until, links }.tell(&e);
+                    return Err(e);
+                }
+                come[rank - 1] = Some(stream);
             }
         }
         AtRankZero { rank: 0, size, until, links: come.into_iter().flatten().collect() }.ready()
@@ -274,13 +306,7 @@ impl AtRankZero {
     /// Whether these, the first ones, wait for what rank 0 sends.
     fn are_there(&self, links: &[TcpStream]) -> Result<()> {
         for (peer, stream) in (1..).zip(links) {
-            let peek = || {
-                stream.set_nonblocking(true)?;
-                let peeked = stream.peek(&mut [0]);
-                stream.set_nonblocking(false)?;
-                peeked
-            };
-            match peek() {
+            match peek(stream) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                 Err(e) => return Err(self.gone(peer, e)),
                 Ok(_) => {
@@ -465,6 +491,51 @@ mod tests {
         // Nobody listens.
         let e = AtRankZero::join(&[address], 1, 2, &secret(1), Duration::from_millis(200)).err().unwrap();
         assert!(e.to_string().contains(&address.to_string()), "{e}");
+    }
+
+    /// Told at once, to all who have come.
+    #[test]
+    fn who_comes_twice_or_counts_otherwise_is_named() {
+        for (second, why) in
+            [((1, 3), "two processes are rank 1"), ((2, 4), "rank 2 is one of 4, and rank 0 one of 3")]
+        {
+            let (listener, address) = listener();
+            let began = Instant::now();
+            std::thread::scope(|scope| {
+                let host =
+                    scope.spawn(move || AtRankZero::host(listener, 3, &secret(1), LIMIT).err().unwrap());
+                let mut one = AtRankZero::join(&[address], 1, 3, &secret(1), LIMIT).unwrap();
+                let (rank, size) = second;
+                let mut other = AtRankZero::join(&[address], rank, size, &secret(1), LIMIT).unwrap();
+                let told = [
+                    one.all_gather(b"").unwrap_err(),
+                    other.all_gather(b"").unwrap_err(),
+                    host.join().unwrap(),
+                ];
+                for e in told {
+                    assert!(e.to_string().contains(why), "{e}");
+                }
+            });
+            assert!(began.elapsed() < LIMIT / 2);
+        }
+    }
+
+    /// One that has given up before is no second one.
+    #[test]
+    fn who_comes_again_is_taken() {
+        let (listener, address) = listener();
+        std::thread::scope(|scope| {
+            let host = scope.spawn(move || AtRankZero::host(listener, 3, &secret(1), LIMIT).unwrap());
+            drop(AtRankZero::join(&[address], 1, 3, &secret(1), LIMIT).unwrap());
+            let mut one = AtRankZero::join(&[address], 1, 3, &secret(1), LIMIT).unwrap();
+            let mut two = AtRankZero::join(&[address], 2, 3, &secret(1), LIMIT).unwrap();
+            let others = [
+                scope.spawn(move || one.all_gather(b"").unwrap()),
+                scope.spawn(move || two.all_gather(b"").unwrap()),
+            ];
+            assert_eq!(host.join().unwrap().all_gather(b"").unwrap().len(), 3);
+            others.into_iter().for_each(|other| assert_eq!(other.join().unwrap().len(), 3));
+        });
     }
 
     #[test]

@@ -167,7 +167,9 @@ impl Acceptor {
     fn challenge(&mut self, received: &[u8]) -> Step {
         let Ok(bytes) = <[u8; HELLO]>::try_from(received) else { return Step::Refused };
         let Some(hello) = Hello::decode(&bytes) else { return Step::Refused };
-        let expected = Hello { from: hello.from, link: hello.link, ..self.expected };
+        // Ranks that disagree on their number are told so, once they have proven to be of this job.
+        let size = if hello.purpose == Purpose::Rendezvous { hello.size } else { self.expected.size };
+        let expected = Hello { from: hello.from, link: hello.link, size, ..self.expected };
         if hello != expected || hello.from >= hello.size || hello.from == hello.to {
             return Step::Refused;
         }

@@ -238,7 +238,7 @@ pub fn choose(all: &[Interface], on: &[On], one_host: bool) -> Result<Vec<Interf
             return Err(Error::argument("interfaces for data", "any", problem, remedy));
         }
         let there: Vec<String> = all.iter().map(|i| format!("{} {}", i.name, i.address)).collect();
-        let on: Vec<String> = on.iter().map(|on| format!("{on:?}")).collect();
+        let on: Vec<String> = on.iter().map(On::to_string).collect();
         return Err(Error::argument(
             "interfaces for data",
             if on.is_empty() { "any".into() } else { on.join(", ") },
