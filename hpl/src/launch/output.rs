@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fulmen::job::messages::Stream;
 
@@ -56,7 +56,10 @@ impl<O: Write, E: Write> Printer<O, E> {
     pub fn take(&mut self, rank: u32, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         let key = (rank, stream == Stream::Err);
         if let Some(file) = self.files.get_mut(&key) {
-            file.write_all(bytes)?;
+            let folder = self.folder.as_deref().unwrap_or(Path::new("")).display();
+            let end = if key.1 { "err" } else { "out" };
+            let named = |e: io::Error| io::Error::new(e.kind(), format!("{folder}/rank.{rank}.{end}: {e}"));
+            file.write_all(bytes).map_err(named)?;
         }
         match self.which {
             Which::None => return Ok(()),

@@ -269,6 +269,13 @@ impl Job<'_> {
                 let remedy = "name a folder that you may write to";
                 Error::argument("--output-dir", folder.display(), format!("cannot be written: {e}"), remedy)
             })?;
+            let next = format!("rank.{}.out", self.placement.hosts.len());
+            if folder.join(&next).exists() {
+                let folder = folder.display();
+                say(&format!(
+                    "warning: {folder} has files of an earlier job with more ranks: {next} and on are not this one's"
+                ));
+            }
         }
         if cli.verbose {
             for place in tasks.all() {

@@ -76,6 +76,14 @@ fn hosts_behind_ssh() {
     ended.expect(0, &[]);
     assert_eq!(ended.out, "0\n");
     assert_eq!(std::fs::read_to_string(bench.path("o/rank.1.out")).unwrap(), "1\n");
+    // With fewer ranks, and a file that does not take what is written.
+    let fewer = ["--output-dir", "o", "-n", "1", "echo", "x"];
+    bench.run(&fewer).expect(0, &["o has files of an earlier job with more ranks: rank.1.out and on"]);
+    if cfg!(target_os = "linux") {
+        std::fs::remove_file(bench.path("o/rank.0.out")).unwrap();
+        std::os::unix::fs::symlink("/dev/full", bench.path("o/rank.0.out")).unwrap();
+        bench.run(&fewer).expect(3, &["cannot be written: o/rank.0.out: No space left"]);
+    }
 }
 
 /// mlx.launch sets a hostfile's variables; a login that ends no line is no harm.
