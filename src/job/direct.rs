@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use super::env::{Place, RENDEZVOUS, SECRET_FILE, Starter};
+use super::env::{self, Place, RENDEZVOUS, SECRET_FILE, Starter};
 use crate::error::{Error, Result};
 use crate::fabric::host_name;
 use crate::fabric::rendezvous::{AtRankZero, Secret};
@@ -247,12 +247,40 @@ impl Drop for Note {
 
 fn on_this_host(place: &Place, folder: &Path, limit: Patience) -> Result<(AtRankZero, Secret)> {
     let name: String = match (place.id.as_str(), place.starter) {
-        // Its ranks are children of one process, unless a script stands between.
-        ("", _) => format!("parent-{}", std::os::unix::process::parent_id()),
+        // Its ranks are children of one process, or of scripts that are.
+        ("", starter) => format!("parent-{}", started_by(rank_variable(starter))),
         (id, _) => id.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(100).collect(),
     };
     let file = folder.join(format!("{}-{}", tag(place.starter), name));
     if place.rank == 0 { host(place, &file, limit) } else { join(place, &file, limit) }
+}
+
+fn rank_variable(starter: Starter) -> &'static str {
+    match starter {
+        Starter::FulmenRun { .. } => env::RANK,
+        Starter::Torchrun => "RANK",
+        Starter::OpenMpi => "OMPI_COMM_WORLD_RANK",
+        Starter::Pmi => "PMI_RANK",
+        Starter::Slurm => "SLURM_PROCID",
+    }
+}
+
+/// The process that has started this rank: the nearest above it that is no rank itself, as a script is that a launcher has started
+/// in the rank's place. Where the system does not tell, the parent.
+fn started_by(variable: &str) -> u32 {
+    let parent = std::os::unix::process::parent_id();
+    let has_it = |pid: u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|b| *b == 0).any(|word| {
+            word.strip_prefix(variable.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'='))
+        })
+    };
+    let above = |pid: u32| -> Option<u32> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // A program's name, in parentheses, may hold anything.
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok().filter(|pid| *pid > 1)
+    };
+    std::iter::successors(Some(parent), |pid| above(*pid)).find(|pid| !has_it(*pid)).unwrap_or(parent)
 }
 
 fn tag(starter: Starter) -> &'static str {

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fulmen::fabric::host_name;
-use fulmen::job::env::{DEVICES, FABRIC, INTERFACES, Variables};
+use fulmen::job::env::{self, DEVICES, FABRIC, INTERFACES, Starter, Variables};
 use fulmen::job::messages::{Below, Hidden, Order, Place, Program, RankStart, Start, Welcome, beat, silence};
 use fulmen::{Error, Result};
 
@@ -72,6 +72,7 @@ struct Job<'a> {
 fn prepare(cli: &Cli) -> Result<Job<'_>> {
     let system = |what: &str, e: std::io::Error| Error::System { what: what.into(), os: e.to_string() };
     let own = std::env::current_exe().map_err(|e| system("cannot find this program's own file", e))?;
+    alone()?;
     let hostfile = cli.hostfile.as_deref().map(Hostfile::read).transpose()?;
     let hosts = find_hosts(cli, hostfile.as_ref())?;
     let placement = place(&hosts, cli.n, cli.map_by)?;
@@ -87,6 +88,30 @@ fn prepare(cli: &Cli) -> Result<Job<'_>> {
         None => std::env::current_dir().map_err(|e| system("the current folder cannot be found", e))?,
     };
     Ok(Job { cli, hostfile, hosts, placement, program, own, folder, vars })
+}
+
+/// Of several ranks each would start a job of its own, all on the same cores.
+fn alone() -> Result<()> {
+    let text = |v: OsString| v.into_string().ok();
+    let vars: Variables = std::env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect();
+    // What makes no sense as a rank's word is no reason not to start others.
+    let Ok(Some(place)) = env::find(&vars) else { return Ok(()) };
+    let what = format!("is itself rank {} of {}, started by {}", place.rank, place.size, place.starter);
+    match place.starter {
+        _ if place.size == 1 => Ok(()),
+        Starter::FulmenRun { .. } => Ok(()),
+        // An allocation's variables are those of an interactive step as well.
+        Starter::Slurm => {
+            say(&format!("warning: this fulmen-run {what}: each of them starts a job of its own"));
+            Ok(())
+        }
+        starter => Err(Error::argument(
+            "fulmen-run",
+            "",
+            format!("{what}: each of them would start a job of its own"),
+            format!("start the program with {starter} itself, without fulmen-run, or fulmen-run by itself"),
+        )),
+    }
 }
 
 /// Bytes of a hostfile that names more hosts than there are.

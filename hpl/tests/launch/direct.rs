@@ -99,3 +99,44 @@ fn nobody_is_alone_without_a_word() {
         "{code:?} {err}"
     );
 }
+
+/// A script between launcher and rank (`mpirun -n 2 sh -c 'hpl-run; ...'`): the ranks meet all the same.
+#[cfg(target_os = "linux")]
+#[test]
+fn ranks_behind_scripts_meet() {
+    let bench = Bench::new();
+    let start = |rank: &str| {
+        let mut command = Command::new("sh");
+        let program = env!("CARGO_BIN_EXE_hpl-run");
+        command.args([
+            "-c",
+            "sh -c '\"$0\" -N 100 -P 1 -Q 2 --threads 1 -q --output -; exit $?' \"$0\"; exit $?",
+            program,
+        ]);
+        for (name, value) in
+            [("PMI_RANK", rank), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", rank), ("MPI_LOCALNRANKS", "2")]
+        {
+            command.env(name, value);
+        }
+        command.env("XDG_RUNTIME_DIR", bench.0.path()).current_dir(bench.0.path()).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let ranks = [start("0"), start("1")].map(|rank| rank.wait_with_output().unwrap());
+    assert!(ranks.iter().all(|r| r.status.code() == Some(0)), "{ranks:?}");
+    assert!(String::from_utf8_lossy(&ranks[0].stdout).contains("PASSED"), "{ranks:?}");
+}
+
+/// `mpirun -n 2 fulmen-run -n 2 ...` would be two jobs on the same cores.
+#[test]
+fn a_launcher_that_is_a_rank_is_refused() {
+    let bench = Bench::new();
+    for (size, code) in [("2", 2), ("1", 0)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fulmen-run"));
+        command.args(["-n", "1", "true"]).current_dir(bench.0.path()).stdin(Stdio::null());
+        command.env("OMPI_COMM_WORLD_RANK", "0").env("OMPI_COMM_WORLD_SIZE", size);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(code == 0 || said.contains("is itself rank 0 of 2, started by Open MPI"), "{said}");
+    }
+}
