@@ -82,7 +82,11 @@ pub fn count() -> i32 {
 
 /// What ended the program: `interrupted by SIGUSR1: a batch system's warning ...`
 pub fn words() -> String {
-    let which = WHICH.load(Ordering::Relaxed);
+    by(WHICH.load(Ordering::Relaxed))
+}
+
+/// What such a signal says.
+pub(crate) fn by(which: libc::c_int) -> String {
     let known = SIGNALS.iter().find(|(signal, ..)| *signal == which);
     known.map_or("interrupted".to_string(), |(_, name, origin)| format!("interrupted by {name}: {origin}"))
 }

@@ -100,7 +100,7 @@ pub struct Cli {
     #[arg(long, value_enum, default_value_t, value_name = "RANKS")]
     pub output: Which,
 
-    /// Write each rank's output to FOLDER/rank.N.out and .err
+    /// Write each rank's output to FOLDER/rank.N.out and .err, byte by byte (what is shown is cut into whole lines)
     #[arg(long, value_name = "FOLDER")]
     pub output_dir: Option<PathBuf>,
 

@@ -462,7 +462,7 @@ impl Running {
             };
             while signals < signals::count() {
                 signals += 1;
-                acts.extend(self.conduct.signal(now));
+                acts.extend(self.conduct.signal(&signals::words(), now));
             }
             if let Some(timeout) = self.timeout.take_if(|t| now - self.began > *t) {
                 let words = format!(

@@ -1,14 +1,17 @@
 //! Signals that ask this process to end, counted.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Which came first.
+static WHICH: AtomicI32 = AtomicI32::new(0);
 
-extern "C" fn note(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn note(signal: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let _ = WHICH.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
     COUNT.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Counts SIGINT, SIGTERM and SIGHUP from now on. What was ignored (nohup) stays so. Being in a terminal's
+/// Counts them from now on. What was ignored (nohup) stays so. Being in a terminal's
 /// background does not stop this process: SIGTTIN and SIGTTOU are ignored.
 pub fn listen() {
     crate::interrupt::catch(note);
@@ -16,6 +19,11 @@ pub fn listen() {
         // SAFETY: ignoring a signal.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
+}
+
+/// Which it was, and where it mostly comes from.
+pub fn words() -> String {
+    crate::interrupt::by(WHICH.load(Ordering::Relaxed))
 }
 
 /// How many have come.

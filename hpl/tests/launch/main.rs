@@ -200,7 +200,7 @@ fn a_limit_of_files_sizes_is_told() {
     let output = Command::new("sh").args(["-c", &line]).current_dir(bench.0.path()).output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{output:?}");
-    assert!(err.contains("the ranks' output cannot be written: File too large"), "{err}");
+    assert!(err.contains("the ranks' output cannot be written: o/rank.0.out: File too large"), "{err}");
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn signals_to_the_launcher() {
             std::thread::sleep(Duration::from_millis(200));
             started.signal(signal);
         }
-        started.end().expect(5, &["interrupted"]);
+        started.end().expect(5, &["fulmen-run: interrupted by SIG"]);
         all_gone(&pids);
     }
 }

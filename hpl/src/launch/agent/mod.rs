@@ -262,7 +262,7 @@ impl Agent {
             let asked = signals::count();
             if asked > self.signals {
                 self.signals = asked;
-                let reason = "its agent was asked to end by a signal".to_string();
+                let reason = format!("its agent was {}", signals::words());
                 self.tell(News::Refused(Ending::new(5, reason.clone())));
                 self.end(Ending::new(5, reason));
                 if asked > 1 {

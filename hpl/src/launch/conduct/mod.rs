@@ -378,11 +378,11 @@ impl Conduct {
         self.fail(weight, 4, words, now)
     }
 
-    /// The user wants it to end.
-    pub fn signal(&mut self, now: Instant) -> Vec<Act> {
+    /// The user wants it to end, as `what` tells.
+    pub fn signal(&mut self, what: &str, now: Instant) -> Vec<Act> {
         self.signals += 1;
         match self.signals {
-            1 => self.fail(Weight::Wanted, 5, "interrupted".into(), now),
+            1 => self.fail(Weight::Wanted, 5, what.into(), now),
             _ => self.kill(),
         }
     }

@@ -325,9 +325,9 @@ fn words_are_gathered_by_rank_and_lies_end_the_job() {
 fn signals() {
     let now = Instant::now();
     let mut job = running(now);
-    assert!(ends(&job.signal(now)));
+    assert!(ends(&job.signal("interrupted", now)));
     job.hear(2, ended(3, How::Signal(9), false), now);
-    assert_eq!(job.signal(now), [Act::TellAll(Order::Kill)]);
+    assert_eq!(job.signal("interrupted", now), [Act::TellAll(Order::Kill)]);
     let acts = job.tick(now + Duration::from_millis(1500), &[now; 3]);
     assert_eq!(acts.iter().filter(|a| matches!(a, Act::Cut(_))).count(), 3);
     assert!(job.is_over());
@@ -338,7 +338,7 @@ fn signals() {
 fn what_does_not_end_is_killed_then_left_within_the_bound() {
     let now = Instant::now();
     let mut job = running(now);
-    job.signal(now);
+    job.signal("interrupted", now);
     let (mut at, mut killed) = (now, None);
     while !job.is_over() {
         at += Duration::from_millis(100);
