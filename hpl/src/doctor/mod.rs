@@ -224,7 +224,8 @@ fn tell(
         if cables.is_empty() {
             let devices = |facts: &Facts| facts.rdma.devices.get().map_or(0, Vec::len);
             let (problem, remedy) = match all.iter().map(devices).sum() {
-                0 => (
+                // Of one host alone the others may have some.
+                0 if all.len() > 1 => (
                     "none of these hosts has an RDMA device",
                     "see `devices` above: nothing can join them by RDMA yet",
                 ),
