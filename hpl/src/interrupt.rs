@@ -38,6 +38,9 @@ static HOLDS: AtomicBool = AtomicBool::new(false);
 /// A signal this much later (in milliseconds) than the first is meant.
 const AGAIN: i64 = 500;
 
+/// Giving devices back takes no longer, unless their driver is stuck.
+const GIVING_BACK: Duration = Duration::from_secs(2);
+
 /// How often the watcher looks.
 const EVERY: Duration = Duration::from_millis(50);
 
@@ -266,6 +269,11 @@ pub fn watch(end: impl FnOnce(Option<&Error>) + Send + 'static) {
         end(before);
         if let Some((fabric, until, _)) = &held {
             while fabric.strong_count() > 0 && Instant::now() < *until {
+                std::thread::sleep(EVERY);
+            }
+            // The count is zero from when the last owner begins to give back: it ends the program when it has.
+            let until = (*until).min(Instant::now() + GIVING_BACK);
+            while Instant::now() < until {
                 std::thread::sleep(EVERY);
             }
         }

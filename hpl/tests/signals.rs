@@ -68,7 +68,12 @@ fn ranks(child: &Child) -> Vec<u32> {
     let threads = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().flatten();
     let of = |path: std::path::PathBuf| std::fs::read_to_string(path.join("children")).unwrap_or_default();
     let all: String = threads.map(|thread| of(thread.path()) + " ").collect();
-    all.split_whitespace().map(|id| id.parse().unwrap()).collect()
+    // One that is still to become a rank has its parent's handlers.
+    let is_rank = |id: &u32| {
+        let environment = std::fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
+        environment.split(|b| *b == 0).any(|word| word.starts_with(b"HPL_RUN_ASSIGNMENT="))
+    };
+    all.split_whitespace().map(|id| id.parse().unwrap()).filter(is_rank).collect()
 }
 
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
