@@ -8,14 +8,15 @@ use crate::params::Sink;
 use crate::report::{self, file};
 use crate::settings::Settings;
 
+fn file_of(sink: &Sink) -> Option<&Path> {
+    if let Sink::File(path) = sink { Some(path) } else { None }
+}
+
 /// No report may replace what is read, or the other one.
 ///
 /// # Errors
 /// [`Error::Argument`].
 pub fn reports(file: Option<&Path>, sink: &Sink, json: Option<&Sink>) -> Result<(), Error> {
-    fn file_of(sink: &Sink) -> Option<&Path> {
-        if let Sink::File(path) = sink { Some(path) } else { None }
-    }
     let (report, json) = (file_of(sink), json.and_then(file_of));
     let refused = |flag: &str, path: &Path, problem: &str| {
         Err(Error::argument(flag, path.display(), problem, "nothing was run; name another file"))
@@ -40,18 +41,14 @@ pub fn reports(file: Option<&Path>, sink: &Sink, json: Option<&Sink>) -> Result<
 /// # Errors
 /// [`Error::Argument`].
 pub fn bundle(settings: &Settings, folder: &Path) -> Result<(), Error> {
-    let of_sink = |sink: Option<&Sink>| match sink {
-        Some(Sink::File(path)) => Some(path.clone()),
-        _ => None,
-    };
     let others = [
-        (settings.file.clone(), "the HPL.dat that is run"),
-        (of_sink(Some(&settings.input.sink)), "the HPL.out report"),
-        (of_sink(settings.json.as_ref()), "the JSON report"),
+        (settings.file.as_deref(), "the HPL.dat that is run"),
+        (file_of(&settings.input.sink), "the HPL.out report"),
+        (settings.json.as_ref().and_then(file_of), "the JSON report"),
     ];
     for name in report::bundle::names(&settings.input, folder) {
         let other = others.iter().find(|(path, _)| {
-            path.as_ref().is_some_and(|path| file::replaces(&name, path) || file::replaces(path, &name))
+            path.is_some_and(|path| file::replaces(&name, path) || file::replaces(path, &name))
         });
         if let Some((_, what)) = other {
             let problem = format!("{} would replace {what}", name.display());

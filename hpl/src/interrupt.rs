@@ -47,7 +47,7 @@ const EVERY: Duration = Duration::from_millis(50);
 extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // What a rank hands on may reach this process by itself as well.
     #[cfg(target_os = "linux")]
-    // SAFETY: the system's answer for this signal.
+    // SAFETY: installed with SA_SIGINFO alone (`catch_one`), so the system passes what it knows of this signal.
     if unsafe { (*info).si_code } == libc::SI_QUEUE && CAUGHT.load(Ordering::Relaxed) > 0 {
         return;
     }
@@ -115,7 +115,7 @@ fn catch_one(signal: libc::c_int, handler: Handler) {
     let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
     new.sa_sigaction = handler as usize;
     new.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO;
-    // SAFETY: both handlers of this crate only touch an atomic and call _exit; a function stays valid for the
+    // SAFETY: both handlers of this crate only read the signal's facts, touch atomics and call _exit; a function stays valid for the
     // whole program.
     unsafe {
         libc::sigaction(signal, std::ptr::null(), &raw mut old);
@@ -126,9 +126,9 @@ fn catch_one(signal: libc::c_int, handler: Handler) {
 }
 
 /// What a parent may have left so that nothing is heard: children that end without a word (`SIGCHLD` ignored, as daemons do, and they
-/// are waited for in vain), and signals held back.
+/// are waited for in vain), and signals held back. To be called first: threads have the mask of who starts them.
 pub fn hear() {
-    // SAFETY: plain data, and an action without a handler; only this thread's mask, before there are others.
+    // SAFETY: an action without a handler; a set on the stack that is emptied before it is used; this thread's own mask.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -209,7 +209,8 @@ static STARTER: AtomicI32 = AtomicI32::new(0);
 extern "C" fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let to = STARTER.load(Ordering::Relaxed);
     let nothing = libc::sigval { sival_ptr: std::ptr::null_mut() };
-    // SAFETY: the system's answer for this signal; both calls may be made in a handler, and the number is the parent's.
+    // SAFETY: installed with SA_SIGINFO alone (`goes_to_starter`), so the system passes what it knows of this signal; both calls may
+    // be made in a handler, and the number is the parent's as long as the parent lives, which is asked.
     unsafe {
         if (*info).si_code == libc::SI_USER && (*info).si_pid() != to && libc::getppid() == to {
             libc::sigqueue(to, signal, nothing);
@@ -225,7 +226,7 @@ pub fn goes_to_starter() {
         // SAFETY: always succeeds.
         STARTER.store(unsafe { libc::getppid() }, Ordering::Relaxed);
         for (signal, ..) in SIGNALS.iter().filter(|(signal, ..)| *signal != libc::SIGXCPU) {
-            // SAFETY: plain data, all zeros is valid; the handler keeps to what handlers may.
+            // SAFETY: plain data, all zeros is valid; `hand_on` does only what a handler may, and stays valid for the whole program.
             unsafe {
                 let mut new: libc::sigaction = std::mem::zeroed();
                 new.sa_sigaction = hand_on as Handler as usize;

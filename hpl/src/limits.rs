@@ -1,4 +1,5 @@
-//! Limits that end a program without a word, told instead. `ulimit -f`: a file that may not grow is an error that is told, not the program's end.
+//! What bounds this program, told instead of its end without a word: `ulimit -f` (a file that may not grow is an error), `ulimit -t`,
+//! files without an end, and what this user may do.
 
 use std::fs::File;
 use std::io::{self, Read};

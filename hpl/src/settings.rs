@@ -50,6 +50,8 @@ pub struct Request {
     pub cables: Option<Cables>,
     /// Who the ranks are.
     pub home: Home,
+    /// Where the JSON report goes.
+    json: Option<Sink>,
     cli: Cli,
     /// What the ranks are.
     fabric: Fabric,
@@ -149,8 +151,8 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
             parsed.input
         }
     };
-    override_with(cli, &mut input, &mut given)?;
     let json = cli.json.as_deref().map(report::file::meant);
+    override_with(cli, json.as_ref(), &mut input, &mut given)?;
     apart::reports(file.as_deref(), &input.sink, json.as_ref())?;
     let fabric = own_fabric(cli)?;
     if let Some((p, q)) =
@@ -161,7 +163,7 @@ pub fn request(cli: &Cli, folder: &Path) -> Result<Request, Failure> {
     }
     cap_depths(&mut input, &mut warnings);
     let home = if fabric == Fabric::Shm { Home::Processes } else { Home::Threads };
-    Ok(Request { input, given, file, warnings, notes, cables: None, home, fabric, cli: cli.clone() })
+    Ok(Request { input, given, file, json, warnings, notes, cables: None, home, fabric, cli: cli.clone() })
 }
 
 /// What this program's own ranks are.
@@ -181,7 +183,7 @@ fn own_fabric(cli: &Cli) -> Result<Fabric, Error> {
     }
 }
 
-fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), Error> {
+fn override_with(cli: &Cli, json: Option<&Sink>, input: &mut Input, given: &mut Given) -> Result<(), Error> {
     fn set<T: Clone>(flag: &Option<T>, value: &mut T) -> bool {
         flag.as_ref().is_some_and(|f| {
             *value = f.clone();
@@ -207,8 +209,7 @@ fn override_with(cli: &Cli, input: &mut Input, given: &mut Given) -> Result<(), 
     } else if let Sink::File(path) = &input.sink {
         input.sink = report::file::meant(path);
     }
-    let json = cli.json.as_deref().map(report::file::meant);
-    if json == Some(Sink::Stdout) && input.sink == Sink::Stdout {
+    if json == Some(&Sink::Stdout) && input.sink == Sink::Stdout {
         input.sink = Sink::Stderr;
     }
     Ok(())
@@ -335,7 +336,7 @@ impl Request {
     pub fn settle(self, host: &Host, rate: Rate) -> Settings {
         let shape = self.crowd(host);
         let Shape { ranks, threads, home, cores, .. } = shape;
-        let Request { mut input, given, file, warnings, mut notes, cables, cli, fabric, .. } = self;
+        let Request { mut input, given, file, json, warnings, mut notes, cables, cli, fabric, .. } = self;
         let mut choices = auto::fill(&mut input, given, &shape, host, rate);
         if let Some(cables) = &cables {
             cabling::settle(&mut input, given, cables, &mut choices, &mut notes);
@@ -357,7 +358,7 @@ impl Request {
             kernels: cli.kernels.unwrap_or_else(|| "native".to_string()),
             silence: cli.silence.unwrap_or(Duration::from_secs(10)),
             timeout: cli.timeout.unwrap_or(Duration::from_secs(600)),
-            json: cli.json.as_deref().map(report::file::meant),
+            json,
             file,
             bundle: cli.bundle,
             hash: cli.hash,

@@ -91,14 +91,14 @@ impl Wait {
 ///
 /// # Errors
 /// When the environment does not say enough ([`Error::Argument`]) or someone does not come, or this rank is interrupted.
-pub fn meet(place: &Place, secret_file: Option<&str>, limit: Patience) -> Result<(AtRankZero, Secret)> {
+pub fn meet(place: &Place, secret_file: Option<&str>, patience: Patience) -> Result<(AtRankZero, Secret)> {
     let secret = secret_file.map(|file| read_secret(Path::new(file))).transpose()?;
     match (&place.meeting, secret) {
         (Some((host, port)), Some(secret)) => {
-            let met = at_address(place, host, *port, &secret, limit)?;
+            let met = at_address(place, host, *port, &secret, patience)?;
             Ok((met, secret))
         }
-        _ if place.on_one_host() => on_this_host(place, &folder()?, limit),
+        _ if place.on_one_host() => on_this_host(place, &folder()?, patience),
         (None, _) => Err(Error::argument(
             RENDEZVOUS,
             "not set",
@@ -245,14 +245,14 @@ impl Drop for Note {
     }
 }
 
-fn on_this_host(place: &Place, folder: &Path, limit: Patience) -> Result<(AtRankZero, Secret)> {
+fn on_this_host(place: &Place, folder: &Path, patience: Patience) -> Result<(AtRankZero, Secret)> {
     let name: String = match (place.id.as_str(), place.starter) {
         // Its ranks are children of one process, or of scripts that are.
         ("", starter) => format!("parent-{}", started_by(rank_variable(starter))),
         (id, _) => id.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(100).collect(),
     };
     let file = folder.join(format!("{}-{}", tag(place.starter), name));
-    if place.rank == 0 { host(place, &file, limit) } else { join(place, &file, limit) }
+    if place.rank == 0 { host(place, &file, patience) } else { join(place, &file, patience) }
 }
 
 fn rank_variable(starter: Starter) -> &'static str {

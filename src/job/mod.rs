@@ -50,8 +50,8 @@ enum Way {
     Alone,
 }
 
-/// The environment; a name that is no text is none that a launcher sets.
-fn variables() -> Variables {
+/// This process's environment; a name that is no text is none that a launcher sets.
+pub fn variables() -> Variables {
     let text = |s: std::ffi::OsString| s.into_string().ok();
     std::env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect()
 }

@@ -27,9 +27,9 @@ pub struct Parsed {
     pub input: Input,
     /// What was repaired, as netlib does in silence.
     pub warnings: Vec<Diagnostic>,
-    /// What else the user should know: the dialect, where the report goes.
+    /// What else the user should know, such as the dialect.
     pub notes: Vec<String>,
-    /// Where its device sends the report, if that is no standard one.
+    /// Where its device sends the report, if that is no standard one: ready to print, unless a flag says otherwise.
     pub device: Option<String>,
 }
 

@@ -11,8 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fulmen::fabric::host_name;
-use fulmen::job::env::{self, DEVICES, FABRIC, INTERFACES, Starter, Variables};
+use fulmen::job::env::{self, DEVICES, FABRIC, INTERFACES, Starter};
 use fulmen::job::messages::{Below, Hidden, Order, Place, Program, RankStart, Start, Welcome, beat, silence};
+use fulmen::job::variables;
 use fulmen::{Error, Result};
 
 use super::branch::{self, Branch};
@@ -60,7 +61,8 @@ fn say(text: &str) {
 /// A job as it is to be started.
 struct Job<'a> {
     cli: &'a Cli,
-    hostfile: Option<Hostfile>,
+    /// Those of mlx.launch's hostfile.
+    cables: Option<Cables>,
     hosts: Vec<Host>,
     placement: Placement,
     program: PathBuf,
@@ -80,22 +82,21 @@ fn prepare(cli: &Cli) -> Result<Job<'_>> {
     let name = cli.command.first().map_or(OsStr::new(""), OsString::as_os_str);
     let program = program::find(name, std::env::var_os("PATH").as_deref(), beside)?;
     // Those of -x come later, and count.
-    let envs = cables(hostfile.as_ref())?.map_or(vec![], |cables| cables.envs);
-    let vars: Vec<OsString> = envs.into_iter().map(Into::into).chain(cli.vars.iter().cloned()).collect();
+    let cables = cables(hostfile.as_ref())?;
+    let envs = cables.iter().flat_map(|cables| &cables.envs).map(OsString::from);
+    let vars: Vec<OsString> = envs.chain(cli.vars.iter().cloned()).collect();
     let vars = program::variables(&vars, |name| std::env::var_os(name))?;
     let folder = match &cli.wdir {
         Some(folder) => std::path::absolute(folder).map_err(|e| system("--wdir", e))?,
         None => std::env::current_dir().map_err(|e| system("the current folder cannot be found", e))?,
     };
-    Ok(Job { cli, hostfile, hosts, placement, program, own, folder, vars })
+    Ok(Job { cli, cables, hosts, placement, program, own, folder, vars })
 }
 
 /// Of several ranks each would start a job of its own, all on the same cores.
 fn alone() -> Result<()> {
-    let text = |v: OsString| v.into_string().ok();
-    let vars: Variables = std::env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect();
     // What makes no sense as a rank's word is no reason not to start others.
-    let Ok(Some(place)) = env::find(&vars) else { return Ok(()) };
+    let Ok(Some(place)) = env::find(&variables()) else { return Ok(()) };
     let what = format!("is itself rank {} of {}, started by {}", place.rank, place.size, place.starter);
     match place.starter {
         _ if place.size == 1 => Ok(()),
@@ -145,9 +146,7 @@ fn find_hosts(cli: &Cli, file: Option<&Hostfile>) -> Result<Vec<Host>> {
     if let Some(file) = file {
         return hosts::from_file(&file.shown, &file.bytes);
     }
-    let text = |v: OsString| v.into_string().ok();
-    let vars: Variables = std::env::vars_os().filter_map(|(k, v)| Some((text(k)?, text(v)?))).collect();
-    match hosts::from_slurm(&vars)? {
+    match hosts::from_slurm(&variables())? {
         Some(hosts) => Ok(hosts),
         None => Ok(vec![Host { name: "localhost".into(), ..Host::default() }]),
     }
@@ -164,12 +163,6 @@ fn cables(file: Option<&Hostfile>) -> Result<Option<Cables>> {
         return Ok(None); // a hostfile of another dialect
     }
     Cables::parse(text, &file.shown).map(Some)
-}
-
-/// The RDMA devices from rank to rank, if the hostfile tells.
-fn devices(file: Option<&Hostfile>, hosts: &[String]) -> Result<Option<String>> {
-    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
-    Ok(cables(file)?.and_then(|cables| cables::by_rank(&cables, &hosts)))
 }
 
 /// Whether a name means this host, whose own name is `own`: then no ssh is needed.
@@ -232,7 +225,9 @@ impl Job<'_> {
         if let Some(on) = &cli.interfaces {
             set(INTERFACES, on.clone());
         }
-        if let Some(devices) = devices(self.hostfile.as_ref(), &welcome.hosts)? {
+        let names: Vec<&str> = welcome.hosts.iter().map(String::as_str).collect();
+        // The RDMA devices from rank to rank.
+        if let Some(devices) = self.cables.as_ref().and_then(|cables| cables::by_rank(cables, &names)) {
             set(DEVICES, devices);
         }
         let (mut all_here, mut below) = (vec![], vec![]);

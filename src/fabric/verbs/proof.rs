@@ -24,13 +24,13 @@ const DATA_DEPTH: Granted = Granted { send: 1023, receive: 1023 };
 /// The completion of a message that proves a queue pair, and the bit of one's id that is a send's.
 const PROOF: u64 = 15 << 60;
 const PROOF_SENT: u64 = 1 << 24;
+/// Length of the second, short proof on a control queue pair.
+const SHORT: usize = 100;
 
 /// Whether a completion is a proof's: that one's own proof has left may be told when the pair is in use already.
 pub fn is_of_proof(id: u64) -> bool {
     id & PROOF == PROOF
 }
-/// Length of the second, short proof on a control queue pair.
-const SHORT: usize = 100;
 
 /// One end of a queue pair; no number: it could not be made.
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]

@@ -296,7 +296,7 @@ impl Conduct {
                 let follows = self.failed.is_some() || code == 4;
                 let weight = if follows { Weight::Consequence } else { Weight::Cause };
                 let words = format!(
-                    "{} ended with exit code {code}\n    its own words, if any, are above, or where --output-dir puts them; --output hides them",
+                    "{} ended with exit code {code}\n    its own words, if any, are above (unless --output hides them), or in the files of --output-dir",
                     self.name(rank)
                 );
                 self.fail(weight, code, words, now)
