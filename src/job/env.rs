@@ -4,6 +4,7 @@
 //! sight, and `fulmen-run` within any of them leaves all.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use crate::error::{Error, Result};
 
@@ -30,6 +31,8 @@ pub const BIND: &str = "FULMEN_BIND";
 pub const FABRIC: &str = "FULMEN_FABRIC";
 /// Interfaces that carry data: names and subnets ([`crate::fabric::tcp::On`]), with commas.
 pub const INTERFACES: &str = "FULMEN_INTERFACES";
+/// Addresses of this rank's host that the others are to try first, with commas; an IPv6 one may have a scope.
+pub const ADDRESSES: &str = "FULMEN_ADDRESSES";
 /// For each rank and each of its peers the RDMA devices towards it: rows with `;`, ranks with `,`, devices with `+`
 /// between them, as in `,rdma_en2+rdma_en3;rdma_en4+rdma_en5,`.
 pub const DEVICES: &str = "FULMEN_DEVICES";
@@ -37,6 +40,21 @@ pub const DEVICES: &str = "FULMEN_DEVICES";
 pub const RENDEZVOUS: &str = "FULMEN_RENDEZVOUS";
 /// A file with at least 32 random bytes that only the job's user may read.
 pub const SECRET_FILE: &str = "FULMEN_SECRET_FILE";
+
+/// The addresses in the text of [`ADDRESSES`]. Scopes are left out: they differ from host to host.
+///
+/// # Errors
+/// [`Error::Argument`], in the name of `place`, with the word that is no address.
+pub fn addresses(place: &str, text: &str) -> Result<Vec<IpAddr>> {
+    let address = |word: &str| {
+        let bare = word.split('%').next().unwrap_or_default();
+        bare.trim().parse().map_err(|_| {
+            let remedy = "write as in 10.0.0.1 or fe80::1%en5, or leave it away";
+            Error::argument(place, text, format!("has `{word}`, which is no IP address"), remedy)
+        })
+    };
+    text.split(',').map(address).collect()
+}
 
 /// Who started this process as a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,6 @@
 //! What the environment says of the links between ranks.
 
-use super::env::{DEVICES, FABRIC, INTERFACES, Variables};
+use super::env::{ADDRESSES, DEVICES, FABRIC, INTERFACES, Variables, addresses};
 use crate::error::{Error, Result};
 use crate::fabric::mixed::Options;
 use crate::fabric::verbs::Devices;
@@ -23,6 +23,9 @@ pub fn options(vars: &Variables, size: usize) -> Result<Options> {
         let on = text.split(',').map(|on| on.trim().parse());
         options.tcp.on = on.collect::<Result<_>>().map_err(|e| of(INTERFACES, e))?;
     }
+    if let Some(text) = said(ADDRESSES) {
+        options.tcp.first = addresses(ADDRESSES, text)?;
+    }
     if let Some(text) = said(DEVICES) {
         options.verbs.devices = devices(text, size)?;
     }
@@ -44,6 +47,8 @@ fn devices(text: &str, size: usize) -> Result<Devices> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
     use crate::fabric::mixed::Choice;
     use crate::fabric::tcp::On;
@@ -60,11 +65,13 @@ mod tests {
         let some = read(&[
             (FABRIC, "verbs:mlx5_0"),
             (INTERFACES, "en5, 10.0.0.0/24"),
+            (ADDRESSES, "10.0.0.7, fe80::1%en5"),
             (DEVICES, ",rdma_en2+rdma_en3;rdma_en4,"),
         ]);
         let some = some.unwrap();
         assert_eq!(some.choice, Choice::Verbs(vec!["mlx5_0".into()]));
         assert_eq!(some.tcp.on, [On::Name("en5".into()), On::Subnet("10.0.0.0".parse().unwrap(), 24)]);
+        assert_eq!(some.tcp.first, ["10.0.0.7", "fe80::1"].map(|a| a.parse::<IpAddr>().unwrap()));
         let cell = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
         let matrix =
             vec![vec![cell(&[]), cell(&["rdma_en2", "rdma_en3"])], vec![cell(&["rdma_en4"]), cell(&[])]];
@@ -77,6 +84,8 @@ mod tests {
             (FABRIC, "carrier-pigeon"),
             (INTERFACES, "en5,,en6"),
             (INTERFACES, "10.0.0.0/40"),
+            (ADDRESSES, "10.0.0.7,"),
+            (ADDRESSES, "garbage"),
             (DEVICES, "a,b"),
             (DEVICES, ",a;b,;,"),
             (DEVICES, ",a;b"),

@@ -24,7 +24,8 @@ Examples:
   fulmen-run -n 8 --hostfile hosts --map-by node --tag-output ./program --its-own-flags
   fulmen-run --hostfile hosts.json hpl-run       a hostfile of mlx.launch
 
-A hostfile is Open MPI's (`name slots=4`), MPICH's (`name:4`) or mlx.launch's (JSON, with its `envs`). Names may be ranges, n[01-12].
+A hostfile is Open MPI's (`name slots=4`), MPICH's (`name:4`) or mlx.launch's (JSON, with its `envs`;
+the `ips` of its ring are where data goes first). Names may be ranges, n[01-12].
 Without hosts, a Slurm allocation is used if there is one; else this machine.
 
 When a rank fails, the others are asked to end, then get SIGTERM, then SIGKILL. Ctrl-C does the same; a second one

@@ -9,7 +9,9 @@
 //! All know `#` comments; names may be written with ranges, `n[01-12]`. A host that is named twice has the
 //! slots of both; one without a number has as many as are needed.
 
-use fulmen::job::env::{Variables, expand, slurm_counts};
+use std::net::IpAddr;
+
+use fulmen::job::env::{Variables, addresses, expand, slurm_counts};
 use fulmen::{Error, Result};
 
 use crate::doctor::mlx::Cables;
@@ -23,8 +25,8 @@ pub struct Host {
     pub slots: Option<usize>,
     /// Ranks that it may take at most.
     pub most: Option<usize>,
-    /// Addresses at which it wants to be reached by the other hosts, if the file says.
-    pub addresses: Vec<String>,
+    /// Addresses at which the other hosts are to reach it first, if the file says.
+    pub addresses: Vec<IpAddr>,
 }
 
 impl Host {
@@ -142,6 +144,17 @@ fn words(place: &str, line: &str, word: &str) -> Result<Vec<Host>> {
     let wrong = |problem: &str| {
         Error::argument(place, line, problem, "write host names as ssh knows them, `name:4`, or `n[01-12]`")
     };
+    // Open MPI's.
+    if let Some(name) = word.strip_prefix('^') {
+        return Err(wrong(&format!(
+            "has `{word}`: no host can be excluded; leave {name} out of the list instead"
+        )));
+    }
+    if word.starts_with('+') {
+        return Err(wrong(&format!(
+            "has `{word}`: hosts are not counted from the allocation; give their names"
+        )));
+    }
     // An IPv6 address is bare, or in brackets.
     if let Some((name, rest)) = bracketed(word) {
         let slots = match rest {
@@ -191,13 +204,22 @@ fn from_json(file: &str, text: &str) -> Result<Vec<Host>> {
             "write [{\"ssh\": \"host1\", \"ips\": [\"10.0.0.1\"], \"rdma\": [null, \"rdma_en5\"]}, ...]";
         return Err(Error::argument(file, "JSON", problem, remedy));
     }
+    // For JACCL they are where rank 0 is met, on whatever network.
+    let ips_carry_data = match cables.backend.as_str() {
+        "" => cables.hosts.iter().all(|host| host.devices.is_empty()),
+        backend => backend == "ring",
+    };
     let mut hosts = vec![];
     for host in cables.hosts {
         let mut named = words(file, &host.name, &host.name)?;
+        if !host.ips.is_empty() {
+            let place = format!("{file}: `ips` of {}", host.name);
+            let ips = addresses(&place, &host.ips.join(","))?;
+            named.iter_mut().filter(|_| ips_carry_data).for_each(|h| h.addresses.clone_from(&ips));
+        }
         for h in &mut named {
             // mlx starts one rank for each entry.
             h.slots = h.slots.or(Some(1));
-            h.addresses.clone_from(&host.ips);
         }
         hosts.extend(named);
     }
@@ -288,6 +310,8 @@ mod tests {
             ("", "is empty"),
             (" ", "is empty"),
             (",", "is no host name"),
+            ("a,^b", "has `^b`: no host can be excluded; leave b out"),
+            ("+n0", "has `+n0`: hosts are not counted"),
             ("a\u{1b}[31m", r"a\u{1b}[31m"),
         ] {
             let error = named(wrong).unwrap_err().to_string();
@@ -328,12 +352,25 @@ mod tests {
 
     #[test]
     fn mlx_launch() {
-        let list = r#"[{"ssh": "mac-a", "ips": ["10.0.0.1"], "rdma": [null, "rdma_en5"]}, {"ssh": "mac-b", "ips": []}]"#;
-        let hosts = from_file("x.json", list.as_bytes()).unwrap();
+        let ring = r#"[{"ssh": "mac-a", "ips": ["10.0.0.1", "fe80::1%en5"]}, {"ssh": "mac-b", "ips": []}]"#;
+        let hosts = from_file("x.json", ring.as_bytes()).unwrap();
         assert_eq!((hosts[0].name.as_str(), hosts[0].slots), ("mac-a", Some(1)));
-        assert_eq!(hosts[0].addresses, ["10.0.0.1"]);
-        let object = format!(r#"{{"backend": "jaccl", "envs": ["A=1"], "hosts": {list}}}"#);
-        assert_eq!(from_file("x.json", object.as_bytes()).unwrap(), hosts);
+        let ips: Vec<String> = hosts[0].addresses.iter().map(IpAddr::to_string).collect();
+        assert_eq!(ips, ["10.0.0.1", "fe80::1"]);
+        let object =
+            |backend: &str| format!(r#"{{"backend": "{backend}", "envs": ["A=1"], "hosts": {ring}}}"#);
+        assert_eq!(from_file("x.json", object("ring").as_bytes()).unwrap(), hosts);
+        // Where rank 0 is met is not where data goes.
+        let jaccl = ring.replace("%en5\"]", "%en5\"], \"rdma\": [null, \"rdma_en5\"]");
+        for text in [jaccl, object("jaccl")] {
+            let met = from_file("x.json", text.as_bytes()).unwrap();
+            assert_eq!(met[0], Host { slots: Some(1), ..Host::named("mac-a") }, "{text}");
+        }
+        let wrong = from_file("x.json", br#"[{"ssh": "a", "ips": ["garbage"]}]"#).unwrap_err().to_string();
+        assert!(
+            wrong.starts_with("x.json: `ips` of a: garbage: has `garbage`, which is no IP address"),
+            "{wrong}"
+        );
         let wrong = from_file("x.json", b"[\n{\"ips\": []}]").unwrap_err().to_string();
         assert!(wrong.starts_with("x.json:2: JSON: missing field `ssh`"), "{wrong}");
         let matrix = from_file("x.json", br#"[[null, "rdma_en5"], ["rdma_en4", null]]"#).unwrap_err();

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
+use std::net::IpAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fulmen::fabric::host_name;
-use fulmen::job::env::{self, DEVICES, FABRIC, INTERFACES, Starter};
+use fulmen::job::env::{self, ADDRESSES, DEVICES, FABRIC, INTERFACES, Starter};
 use fulmen::job::messages::{Below, Hidden, Order, Place, Program, RankStart, Start, Welcome, beat, silence};
 use fulmen::job::variables;
 use fulmen::{Error, Result};
@@ -247,6 +248,11 @@ impl Job<'_> {
                 vars.push((b"FULMEN_THREADS".to_vec(), each.to_string().into_bytes()));
             }
             let number = (all_here.len() + below.len()) as u32;
+            // Interfaces named by the user are the choice already.
+            if !h.addresses.is_empty() && cli.interfaces.is_none() {
+                let list: Vec<String> = h.addresses.iter().map(IpAddr::to_string).collect();
+                vars.push((ADDRESSES.into(), list.join(",").into_bytes()));
+            }
             let place = Place { host: number, name: h.name.clone(), ranks, vars };
             if here[host] { &mut all_here } else { &mut below }.push(place);
         }

@@ -78,7 +78,7 @@ fn what_is_seen_of_a_link_is_told() {
     lab.cut(3, "en0", "down");
     assert!(!job.is_over());
     let ended = job.end();
-    let lost = "h3: the connection to its agent ended, and with it rank 2";
+    let lost = "h3: its agent fell silent, and with it rank 2";
     ended.expect(4, &[lost, "its link to rank 2 is tcp over en0 (192.168.77.", " to 192.168.77.3); "]);
     assert!(["); in panel ", "); while "].iter().any(|phase| ended.err.contains(phase)), "{ended:?}");
     assert_eq!(ended.err.matches(lost).count(), 1, "{ended:?}");

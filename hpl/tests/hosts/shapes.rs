@@ -39,3 +39,26 @@ fn a_ring() {
 fn a_ring_beside_a_network() {
     grids("ring+lan");
 }
+
+/// Between hosts of several networks, mlx.launch's hostfile says where data goes.
+#[test]
+fn addresses_of_a_hostfile() {
+    let Some(lab) = Lab::up(2, "chain+lan") else { return };
+    for (ips, way) in [
+        (["10.1.2.1", "10.1.2.2"], "tcp over cable2 (10.1.2.1 to 10.1.2.2)"),
+        (["192.168.77.1", "192.168.77.2"], "tcp over en0 (192.168.77.1 to 192.168.77.2)"),
+        (["192.168.77.1", "192.0.2.2"], "tcp over "),
+    ] {
+        let hosts: Vec<_> = ips
+            .iter()
+            .zip(["h1", "h2"])
+            .map(|(ip, name)| serde_json::json!({ "ssh": name, "ips": [ip] }))
+            .collect();
+        let file = serde_json::json!({ "backend": "ring", "hosts": hosts }).to_string();
+        std::fs::write(lab.folder().join("hosts.json"), file).unwrap();
+        let ended = lab.run(&[&["--hostfile", "hosts.json", HPL], &RUN[..], &["--verbose"]].concat());
+        ended.expect(0, &[way]);
+        let note = "h2: the hostfile gives it the address 192.0.2.2, which it does not have: not used";
+        assert_eq!(ended.err.contains(note), ips[1] == "192.0.2.2", "{ended:?}");
+    }
+}

@@ -221,14 +221,16 @@ fn a_stopped_rank() {
 /// The agent is the ranks' parent.
 #[test]
 fn a_killed_or_stopped_agent() {
-    for signal in [libc::SIGKILL, libc::SIGSTOP] {
+    let cases =
+        [(libc::SIGKILL, "the connection to its agent ended"), (libc::SIGSTOP, "its agent fell silent")];
+    for (signal, how) in cases {
         let bench = Bench::new();
         let ssh = bench.ssh();
         let started = bench.start(&["--ssh", &ssh, "--host", "a,b", "--silence", "6", "sh", "-c", SLEEP]);
         let pids = bench.pids(4);
         let one: u32 = std::fs::read_to_string(bench.path("pid.1")).unwrap().trim().parse().unwrap();
         signal_to(parent(one), signal);
-        started.end().expect(4, &["b: the connection to its agent ended, and with it rank 1"]);
+        started.end().expect(4, &[&format!("b: {how}, and with it rank 1")]);
         all_gone(&pids);
     }
 }

@@ -212,15 +212,25 @@ unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
+/// Those of these addresses that no interface of this host has that is up.
+///
+/// # Errors
+/// [`Error::System`].
+pub fn not_here(addresses: &[IpAddr]) -> Result<Vec<IpAddr>> {
+    let all = all()?;
+    let is_here = |address: &IpAddr| all.iter().any(|i| i.address == *address);
+    Ok(addresses.iter().copied().filter(|address| !is_here(address)).collect())
+}
+
 /// Those of `all` that carry data. `on`: only these; empty: every network that is not a tunnel, or loopback
-/// when all ranks are on `one_host`.
+/// when all ranks are on `one_host`. `named`: addresses of which the user has said that they are in use.
 ///
 /// # Errors
 /// [`Error::Argument`] with what there is, when nothing is left.
-pub fn choose(all: &[Interface], on: &[On], one_host: bool) -> Result<Vec<Interface>> {
+pub fn choose(all: &[Interface], on: &[On], named: &[IpAddr], one_host: bool) -> Result<Vec<Interface>> {
     let wanted = |i: &&Interface| match on {
         [] if one_host => i.loopback,
-        [] => !i.loopback && !i.is_tunnel(),
+        [] => !i.loopback && (!i.is_tunnel() || named.contains(&i.address)),
         on => on.iter().any(|on| on.matches(i)),
     };
     let mut chosen: Vec<Interface> = all.iter().filter(wanted).cloned().collect();
@@ -228,7 +238,7 @@ pub fn choose(all: &[Interface], on: &[On], one_host: bool) -> Result<Vec<Interf
     let real: Vec<String> =
         chosen.iter().filter(|i| !is_link_local(i.address)).map(|i| i.name.clone()).collect();
     if on.is_empty() {
-        chosen.retain(|i| !is_link_local(i.address) || !real.contains(&i.name));
+        chosen.retain(|i| !is_link_local(i.address) || !real.contains(&i.name) || named.contains(&i.address));
     }
     if chosen.is_empty() {
         let host = crate::fabric::host_name();
@@ -382,10 +392,13 @@ mod tests {
     fn tunnels_are_not_taken_unless_asked_for() {
         let chosen = |on: &[&str], one_host| {
             let on: Vec<On> = on.iter().map(|text| text.parse().unwrap()).collect();
-            choose(&laptop(), &on, one_host).map(|chosen| names(&chosen))
+            choose(&laptop(), &on, &[], one_host).map(|chosen| names(&chosen))
         };
         assert_eq!(chosen(&[], false).unwrap(), ["en0 192.168.1.20", "en5 fe80::5"]);
         assert_eq!(chosen(&[], true).unwrap(), ["lo 127.0.0.1"]);
+        let named = ["10.8.0.2", "fe80::1", "10.9.9.9"].map(|address| address.parse().unwrap());
+        let with_named = choose(&laptop(), &[], &named, false).map(|chosen| names(&chosen)).unwrap();
+        assert_eq!(with_named, ["utun3 10.8.0.2", "en0 192.168.1.20", "en0 fe80::1", "en5 fe80::5"]);
         assert_eq!(chosen(&["utun3"], false).unwrap(), ["utun3 10.8.0.2"]);
         assert_eq!(chosen(&["en0"], true).unwrap(), ["en0 192.168.1.20", "en0 fe80::1"]);
         assert_eq!(chosen(&["172.16.0.0/12", "en5"], false).unwrap(), ["docker0 172.17.0.1", "en5 fe80::5"]);
@@ -423,7 +436,9 @@ mod tests {
     #[test]
     fn this_host_has_a_loopback() {
         let all = all().unwrap();
-        let lo = choose(&all, &[], true).unwrap();
+        let lo = choose(&all, &[], &[], true).unwrap();
         assert!(lo.iter().any(|i| i.address == IpAddr::V4(Ipv4Addr::LOCALHOST)), "{all:?}");
+        let strange = "192.0.2.1".parse().unwrap();
+        assert_eq!(not_here(&[IpAddr::V4(Ipv4Addr::LOCALHOST), strange]).unwrap(), [strange]);
     }
 }

@@ -33,8 +33,9 @@ mod tx;
 mod window;
 mod words;
 
-pub use interfaces::{On, is_tunnel};
+pub use interfaces::{On, is_tunnel, not_here};
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,6 +58,8 @@ pub struct Options {
     /// Interfaces that carry data. Empty: all but tunnels and loopback, or loopback if all ranks are on one
     /// host.
     pub on: Vec<On>,
+    /// Addresses of this rank's host that the others are to try before its other ones, whatever their networks.
+    pub first: Vec<IpAddr>,
     /// Connections between each two ranks, over each cable (a subnet of two hosts, or one of several named in
     /// `on` that both have) if there are several: long puts are spread over them. 1 to 16, on all ranks the
     /// same.
@@ -76,6 +79,7 @@ impl Default for Options {
             bounds: Bounds::default(),
             start: Duration::from_secs(30),
             on: Vec::new(),
+            first: Vec::new(),
             connections: 1,
             checksums: true,
             reach: None,

@@ -65,16 +65,18 @@ fn garbled(what: &str) -> Error {
     Error::Internal(format!("{what} that came over the rendezvous is garbled"))
 }
 
-/// Listens on each of the interfaces.
-fn listen(chosen: &[Interface]) -> Result<(Vec<TcpListener>, Vec<u8>)> {
+/// Listens on each of the interfaces. What the others are told of it begins with the addresses that they are to try `first`.
+fn listen(chosen: &[Interface], first: &[IpAddr]) -> Result<(Vec<TcpListener>, Vec<u8>)> {
     let (mut listeners, mut told) = (Vec::new(), String::new());
     let mut why = None;
-    for interface in chosen {
+    let is_first = |interface: &&Interface| first.contains(&interface.address);
+    for interface in chosen.iter().filter(is_first).chain(chosen.iter().filter(|i| !is_first(i))) {
         // An address that is not ready yet (IPv6 looks for duplicates first) does not spoil the others.
         match TcpListener::bind(interface.socket(0)) {
             Ok(listener) => {
                 let port = listener.local_addr().map_err(|e| refused("a listener's port", &e))?.port();
-                told += &format!("{} {port}\n", interface.address);
+                let mark = if is_first(&interface) { FIRST } else { "" };
+                told += &format!("{mark}{} {port}\n", interface.address);
                 listeners.push(listener);
             }
             Err(e) => why = Some(refused(format!("listening on {}", interface.socket(0)), &e)),
@@ -86,12 +88,32 @@ fn listen(chosen: &[Interface]) -> Result<(Vec<TcpListener>, Vec<u8>)> {
     }
 }
 
-fn addresses(told: &[u8]) -> Option<Vec<(IpAddr, u16)>> {
-    let line = |line: &str| {
-        let (address, port) = line.split_once(' ')?;
-        Some((address.parse().ok()?, port.parse().ok()?))
-    };
-    std::str::from_utf8(told).ok()?.lines().map(line).collect()
+/// Before an address that is to be tried first.
+const FIRST: &str = "!";
+
+/// Where a rank listens.
+struct Ears {
+    places: Vec<(IpAddr, u16)>,
+    /// So many of them are to be tried first.
+    first: usize,
+}
+
+impl Ears {
+    fn told(told: &[u8]) -> Option<Self> {
+        let told = std::str::from_utf8(told).ok()?;
+        let line = |line: &str| {
+            let (address, port) = line.trim_start_matches(FIRST).split_once(' ')?;
+            Some((address.parse().ok()?, port.parse().ok()?))
+        };
+        let first = told.lines().filter(|line| line.starts_with(FIRST)).count();
+        Some(Ears { places: told.lines().map(line).collect::<Option<_>>()?, first })
+    }
+
+    /// Where to reach it from `ours`, best first, with the interface.
+    fn candidates(&self, ours: &[Interface]) -> Vec<(SocketAddr, String)> {
+        let (first, others) = self.places.split_at(self.first);
+        [first, others].into_iter().flat_map(|places| interfaces::candidates(ours, places)).collect()
+    }
 }
 
 /// A connection, and the name of what it goes over.
@@ -117,9 +139,9 @@ impl Here<'_> {
     }
 
     /// Connects to a peer that several cables lead to, over those of them that work.
-    fn over_cables(&self, peer: usize, theirs: &[(IpAddr, u16)]) -> Vec<Made> {
+    fn over_cables(&self, peer: usize, theirs: &Ears) -> Vec<Made> {
         let mut made: Vec<Made> = Vec::new();
-        for (address, name) in interfaces::cables(&self.ours, theirs, self.named) {
+        for (address, name) in interfaces::cables(&self.ours, &theirs.places, self.named) {
             for _ in 0..self.connections {
                 let link = made.len() as u16;
                 let Ok(stream) = self.knock(address, peer, link) else { break };
@@ -130,7 +152,7 @@ impl Here<'_> {
     }
 
     /// Connects to one peer; on failure says what became of each address.
-    fn reach(&self, peer: usize, theirs: &[(IpAddr, u16)]) -> std::result::Result<Vec<Made>, Missed> {
+    fn reach(&self, peer: usize, theirs: &Ears) -> std::result::Result<Vec<Made>, Missed> {
         let allowed = |reach: &[Vec<bool>]| reach.get(self.rank).and_then(|row| row.get(peer)) == Some(&true);
         if !self.reach.is_none_or(allowed) {
             return Err(Missed { peer: peer as u32, why: "not to be connected".into(), near: None });
@@ -139,7 +161,7 @@ impl Here<'_> {
         if !made.is_empty() {
             return Ok(made);
         }
-        let candidates = interfaces::candidates(&self.ours, theirs);
+        let candidates = theirs.candidates(&self.ours);
         let mut said = Vec::new();
         for attempt in 0..TRIES {
             said.clear();
@@ -161,7 +183,7 @@ impl Here<'_> {
             }
             std::thread::sleep(Duration::from_millis(50 << attempt));
         }
-        let near = interfaces::neighbourhood(&self.ours, theirs).and_then(|(ours, there)| {
+        let near = interfaces::neighbourhood(&self.ours, &theirs.places).and_then(|(ours, there)| {
             let (.., e) = said.iter().find(|(address, ..)| *address == there)?;
             Some(format!("tcp over {} ({} to {there}): {e}", ours.name, ours.address))
         });
@@ -171,7 +193,7 @@ impl Here<'_> {
     }
 
     /// Connects to all lower ranks; the second part tells of those that are not reached.
-    fn reach_all(&self, theirs: &[Vec<(IpAddr, u16)>]) -> (Vec<Made>, Vec<Missed>) {
+    fn reach_all(&self, theirs: &[Ears]) -> (Vec<Made>, Vec<Missed>) {
         let next = Mutex::new(0..self.rank);
         let done = Mutex::new((Vec::new(), Vec::new()));
         std::thread::scope(|scope| {
@@ -221,8 +243,8 @@ pub fn connect_on(
 
     // A rank without a network still takes part in what follows, so that all hear of it.
     let listening = all
-        .and_then(|all| interfaces::choose(&all, &options.on, one_host))
-        .and_then(|ours| listen(&ours).map(|(listeners, told)| (ours, listeners, told)));
+        .and_then(|all| interfaces::choose(&all, &options.on, &options.first, one_host))
+        .and_then(|ours| listen(&ours, &options.first).map(|(listeners, told)| (ours, listeners, told)));
     let (ours, listeners, mut told, problem) = match listening {
         Ok((ours, listeners, told)) => (ours, listeners, told, None),
         Err(e) => (Vec::new(), Vec::new(), Vec::new(), Some(e)),
@@ -241,7 +263,7 @@ pub fn connect_on(
                 "start all ranks with the same",
             ));
         }
-        theirs.push(addresses(bytes).ok_or_else(|| garbled("an address"))?);
+        theirs.push(Ears::told(bytes).ok_or_else(|| garbled("an address"))?);
     }
 
     let names: Vec<(IpAddr, String)> = ours.iter().map(|i| (i.address, i.name.clone())).collect();

@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
-use fulmen::job::env::{CONTROL, LOCAL_RANK, LOCAL_SIZE, RANK, SIZE};
+use fulmen::fabric::tcp;
+use fulmen::job::env::{ADDRESSES, CONTROL, LOCAL_RANK, LOCAL_SIZE, RANK, SIZE, addresses};
 use fulmen::job::messages::{Ending, Fingerprint, News, Program, Stream, ToRank, Up};
 
 use super::super::branch::path_of;
@@ -59,6 +60,17 @@ impl Agent {
             }
             notes
                 .push(format!("there is no folder {}; the ranks start in the home folder", folder.display()));
+        }
+        let vars = self.start.place.vars.iter();
+        let told = vars.filter(|(name, _)| name == ADDRESSES.as_bytes()).map(|(_, text)| text);
+        for text in told {
+            // No more is lost by what cannot be read or is not here than a preference.
+            let named = addresses(ADDRESSES, &String::from_utf8_lossy(text)).unwrap_or_default();
+            for address in tcp::not_here(&named).unwrap_or_default() {
+                notes.push(format!(
+                    "the hostfile gives it the address {address}, which it does not have: not used"
+                ));
+            }
         }
         Ok(notes)
     }

@@ -340,6 +340,11 @@ impl Conduct {
     /// The connection to an agent has ended, and with it those to the agents below that one. `words`: what ssh said, and how it
     /// ended; `well`: in order, as agents do that were asked to.
     pub fn lost(&mut self, host: usize, words: &str, well: bool, now: Instant) -> Vec<Act> {
+        self.without(host, "the connection to its agent ended", words, well, now)
+    }
+
+    /// [`Conduct::lost`], for this reason.
+    fn without(&mut self, host: usize, why: &str, words: &str, well: bool, now: Instant) -> Vec<Act> {
         let known = self.hosts[host].gone;
         let mut gone: Vec<usize> = self.below(host).into_iter().filter(|&h| !self.hosts[h].gone).collect();
         let below = gone.len();
@@ -367,8 +372,7 @@ impl Conduct {
             }
             // Of a job that is ending too: an agent that leaves in order has told the end of its ranks.
             Phase::Checking | Phase::Running | Phase::Ending => {
-                let lost = format!("{name}: the connection to its agent ended, and with it {}", ranks(&left));
-                (Weight::HostLost, format!("{lost}\n    {words}"))
+                (Weight::HostLost, format!("{name}: {why}, and with it {}\n    {words}", ranks(&left)))
             }
             Phase::Leaving => return vec![],
         };
@@ -418,19 +422,19 @@ impl Conduct {
                 silent.iter().filter(|&&h| h != host).map(|&h| self.hosts[h].plan.name.as_str()).collect();
             let too = match others.len() {
                 0 => String::new(),
-                1 => format!(", and so is {}", others[0]),
-                2..=4 => format!(", and so are {}", others.join(", ")),
-                n => format!(", and so are {n} others"),
+                1..=4 => format!(", nor of {}", others.join(", ")),
+                n => format!(", nor of {n} others"),
             };
             let mut words = format!(
-                "it was silent for {:.1} s{too}: the cable, the host or its network is gone, or the agent was stopped",
+                "nothing was heard of it for {:.1} s{too}: the cable, the host or its network is gone, or the agent or its ssh \
+                 was stopped",
                 since(host).as_secs_f64()
             );
             if !others.is_empty() && others.len() + 2 >= self.hosts.len() {
                 words += "\nof all other hosts nothing is heard: look at this host's own network first";
             }
             acts.push(Act::Cut(host));
-            acts.extend(self.lost(host, &words, false, now));
+            acts.extend(self.without(host, "its agent fell silent", &words, false, now));
         }
         if self.phase == Phase::Checking && now.saturating_duration_since(self.began) > self.limits.start {
             for host in 0..self.hosts.len() {
