@@ -39,9 +39,9 @@ struct Args {
     /// Puts of this many bytes; 8 are always measured
     #[arg(long, value_delimiter = ',', default_values_t = SIZES)]
     bytes: Vec<usize>,
-    /// TCP without checksums
+    /// TCP with checksums or without; by itself those on one host do without
     #[arg(long)]
-    no_checksums: bool,
+    checksums: Option<bool>,
     /// Instead: a broadcast along a chain of so many ranks, of which only neighbours are connected
     #[arg(long)]
     chain: Option<usize>,
@@ -137,7 +137,7 @@ fn over_tcp(args: &Args, address: &str, me: usize) -> Result<Arc<dyn Fabric>> {
     let neighbours = |size: usize| (0..size).map(|a| (0..a).map(|b| a - b == 1).collect()).collect();
     let options = tcp::Options {
         connections: args.connections,
-        checksums: !args.no_checksums,
+        checksums: args.checksums,
         on: args.on.iter().map(|on| on.parse()).collect::<Result<_>>()?,
         // In namespaces the cables decide.
         reach: args.chain.filter(|_| args.enter.is_empty()).map(neighbours),

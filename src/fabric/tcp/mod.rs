@@ -64,8 +64,9 @@ pub struct Options {
     /// `on` that both have) if there are several: long puts are spread over them. 1 to 16, on all ranks the
     /// same.
     pub connections: usize,
-    /// Whether what this rank puts is protected by a CRC32C.
-    pub checksums: bool,
+    /// Whether what this rank puts is protected by a CRC32C; `None`: unless all ranks are on one host, whose bytes never leave
+    /// its memory.
+    pub checksums: Option<bool>,
     /// Which ranks may be connected: rank `a` and a lower `b` if `reach[a][b]`; on all ranks the same. `None`:
     /// all that reach each other. For cabling that is known, and for trying one out.
     pub reach: Option<Vec<Vec<bool>>>,
@@ -81,7 +82,7 @@ impl Default for Options {
             on: Vec::new(),
             first: Vec::new(),
             connections: 1,
-            checksums: true,
+            checksums: None,
             reach: None,
             host: None,
         }
@@ -138,7 +139,8 @@ pub(super) fn endpoint(
 }
 
 fn start(rank: usize, connected: setup::Connected, options: &Options) -> Result<Endpoint> {
-    let job = Job::new(rank, connected.ends, &connected.routes, options.checksums);
+    let checked = options.checksums.unwrap_or(!connected.one_host);
+    let job = Job::new(rank, connected.ends, &connected.routes, checked);
     let engine = Engine::new(job, connected.links, options.bounds);
     Endpoint::start(rank, engine, options.bounds, is_crowded(connected.here))
 }

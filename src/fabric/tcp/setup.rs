@@ -34,6 +34,8 @@ pub struct Connected {
     pub routes: Routes,
     /// Ranks that share this host's cores.
     pub here: usize,
+    /// Whether these are all.
+    pub one_host: bool,
     /// Where each rank is.
     pub places: Vec<Place>,
 }
@@ -53,12 +55,23 @@ impl Place {
     /// This process's. `host`: what its host is to be called.
     pub fn here(host: Option<&str>) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned());
-        let kernel = read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| host_name());
+        let kernel = read("/proc/sys/kernel/random/boot_id").ok().or_else(boot).unwrap_or_else(host_name);
         // Loopback is shared within a network namespace only.
         let network = std::fs::read_link("/proc/self/ns/net")
             .map_or_else(|_| String::new(), |path| path.to_string_lossy().into_owned());
         Place { host: host.map_or_else(host_name, str::to_owned), kernel, network }
     }
+}
+
+/// What a Mac calls the time since it was started: hosts may have one name, never this.
+#[cfg(target_vendor = "apple")]
+fn boot() -> Option<String> {
+    fulmen_kernels::sysctl::text(c"kern.bootsessionuuid")
+}
+
+#[cfg(not(target_vendor = "apple"))]
+fn boot() -> Option<String> {
+    None
 }
 
 fn garbled(what: &str) -> Error {
@@ -322,7 +335,7 @@ pub fn connect_on(
     for (peer, end) in ends.iter_mut().enumerate().filter(|(peer, _)| *peer != rank) {
         end.shut_off = reports[rank.max(peer)].near(rank.min(peer)).map(str::to_owned);
     }
-    Ok(Connected { links, ends, routes, here, places })
+    Ok(Connected { links, ends, routes, here, one_host, places })
 }
 
 /// Some ranks do not reach each other, whichever way.

@@ -427,7 +427,8 @@ fn nothing_beyond_the_window_goes_unasked() {
 fn mid_put(happens: impl Fn(&super::endpoint::Endpoint) + Sync) -> Vec<Error> {
     const LEN: usize = 64 << 20;
     let bounds = Bounds { silence: Duration::from_secs(5), patience: Duration::from_secs(60) };
-    let (secret, options) = (Secret::random().unwrap(), Options { bounds, ..Options::default() });
+    let (secret, options) =
+        (Secret::random().unwrap(), Options { bounds, checksums: Some(true), ..Options::default() });
     let rank = |mut rendezvous| {
         let (fabric, _) = endpoint(&mut rendezvous, &secret, &options).unwrap();
         fabric.set_activity("in the middle");
