@@ -121,6 +121,22 @@ fn devices_that_could_not_be_tried_are_not_in_order() {
     assert!(!text.contains("Nothing to do"), "{text}");
 }
 
+/// A driver that never comes back is told as that, whether in listing its devices or in one of them.
+#[test]
+fn a_driver_that_is_stuck_in_listing() {
+    let folder = tempfile::tempdir().unwrap();
+    let stuck = Trap::always(Kind::Stuck { call: Call::GetDeviceList });
+    let world = World::mesh(Profile::Apple, 2).trap(stuck).install().unwrap();
+    let output = on_h0(&world, folder.path()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("[driver-wedged]") && text.contains("listing RDMA devices did not answer"),
+        "{text}"
+    );
+    assert!(!output.status.success(), "{text}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{text}");
+}
+
 /// Who asks it to end gets that at once, though its child is stuck in a driver, and no file of it stays.
 #[test]
 fn an_interrupted_doctor_leaves_nothing() {

@@ -606,12 +606,16 @@ fn cables_of_a_hostfile() {
     );
     assert!(!ended.err.contains("noticed by"), "{ended:?}");
     // A driver that never comes back costs a step too, and not the time in which ranks must meet.
-    let stuck = Trap::always(Kind::Stuck { call: Call::OpenDevice }).on("rdma_en10");
-    world.change(&World::cabled(Profile::Apple, 2, &[(0, 1)]).trap(stuck)).unwrap();
-    let why = "rdma: rank 1 (b): rdma_en10 does not come back from being opened for";
-    run("rdma_en01", &["--silence", "4"]).expect(0, &["PASSED", "fabric tcp", why]);
-    run("rdma_en01", &["--silence", "4", "--fabric", "verbs"])
-        .expect(3, &["rdma_en10", "restart this machine"]);
+    for (call, at) in [
+        (Call::OpenDevice, "rank 1 (b): opening rdma_en10"),
+        (Call::GetDeviceList, "listing the RDMA devices"),
+    ] {
+        let stuck = Trap::always(Kind::Stuck { call }).on("rdma_en10");
+        world.change(&World::cabled(Profile::Apple, 2, &[(0, 1)]).trap(stuck)).unwrap();
+        let why = format!("{at} does not come back for");
+        run("rdma_en01", &["--silence", "4"]).expect(0, &["PASSED", "fabric tcp", &why]);
+        run("rdma_en01", &["--silence", "4", "--fabric", "verbs"]).expect(3, &[at, "restart this machine"]);
+    }
 }
 
 /// A signal to one rank only, or a stop: the others hear of it, and RDMA devices are given back by whoever has them. (A Mac

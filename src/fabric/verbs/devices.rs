@@ -34,7 +34,7 @@ pub enum Devices {
 /// [`Error::Resources`] when there is none, or one refuses or does not answer within the silence bound, [`Error::Argument`] when
 /// one that is named is not there.
 pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
-    let at = Arc::new(Mutex::new("the verbs library".to_owned()));
+    let at = Arc::new(Mutex::new("loading the verbs library".to_owned()));
     let (within, theirs, mine) = (options.bounds.silence, Arc::clone(&at), options.clone());
     let opened = bounded(within, move || open_all(rank, &mine, &theirs)).map_err(|e| Error::Resources {
         what: format!("no thread that opens the devices of rank {rank}: {e}"),
@@ -43,10 +43,7 @@ pub fn open(rank: usize, options: &Options) -> Result<Vec<Nic>> {
     let stuck = || {
         let at = at.lock().unwrap_or_else(PoisonError::into_inner);
         Error::Resources {
-            what: format!(
-                "{at} does not come back from being opened for {:.0} s: its driver is stuck",
-                within.as_secs_f64()
-            ),
+            what: format!("{at} does not come back for {:.0} s: its driver is stuck", within.as_secs_f64()),
             remedy: "restart this machine; until then use --fabric tcp".into(),
         }
     };
@@ -64,7 +61,7 @@ fn bounded<T: Send + 'static>(
     Ok(answered.recv_timeout(within).ok())
 }
 
-/// `at`: which device it is at.
+/// `at`: what it is at.
 fn open_all(rank: usize, options: &Options, at: &Mutex<String>) -> Result<Vec<Nic>> {
     let library = match &options.library {
         Some(path) => Library::open(path),
@@ -74,6 +71,8 @@ fn open_all(rank: usize, options: &Options, at: &Mutex<String>) -> Result<Vec<Ni
         what: absent.to_string(),
         remedy: Trouble::NoLibrary.remedy().into(),
     })?;
+    let is_at = |what: String| *at.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    is_at("listing the RDMA devices".into());
     let listed = list(library)?;
     let wanted: Option<Vec<String>> = match &options.devices {
         Devices::All => None,
@@ -86,7 +85,7 @@ fn open_all(rank: usize, options: &Options, at: &Mutex<String>) -> Result<Vec<Ni
         if wanted.as_ref().is_some_and(|names| !names.contains(&device.name)) {
             continue;
         }
-        at.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&device.name);
+        is_at(format!("opening {}", device.name));
         match Nic::open(library, &device.name, COMPLETIONS) {
             Ok(nic) => nics.push(nic),
             Err(refusal) if wanted.is_some() => return Err(refusal.into()),

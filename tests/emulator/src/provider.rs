@@ -164,8 +164,13 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut Dev
             eprintln!("fulmen emulator: the world's new description: {e}");
         }
         for (i, entry) in library.devices.iter().enumerate() {
-            let here = host.as_ref().is_none_or(|h| *h == library.shared.world().devices[i].host);
-            if here && !hold(&library.shared, i).plays(i, u32::MAX, Kind::NoDevices) {
+            if host.as_ref().is_some_and(|h| *h != library.shared.world().devices[i].host) {
+                continue;
+            }
+            if let Some(number) = befalls(&library.shared, i, Call::GetDeviceList, u32::MAX) {
+                return null(number);
+            }
+            if !hold(&library.shared, i).plays(i, u32::MAX, Kind::NoDevices) {
                 found.push(entry.0);
             }
         }

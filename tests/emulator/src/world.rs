@@ -92,6 +92,8 @@ impl Limits {
 /// A call that can be made to fail or to hang.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Call {
+    /// `ibv_get_device_list`
+    GetDeviceList,
     /// `ibv_open_device`
     OpenDevice,
     /// `ibv_alloc_pd`
