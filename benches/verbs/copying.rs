@@ -9,12 +9,15 @@ use fulmen_emu_verbs::abi::{QPT_UC, WC_SUCCESS};
 use crate::client::{Address, CABLE, End, Verbs, load};
 
 const SLOTS: usize = 2;
-const LARGEST: usize = 512 << 10;
+pub const LARGEST: usize = 512 << 10;
 
-/// Slot sizes are 4 KiB, 8 KiB, … 512 KiB; a message takes the largest that it fills.
-fn slot_for(bytes: usize) -> usize {
-    let mut size = 4096;
-    while size * 2 <= bytes.min(LARGEST) {
+/// The only size before macOS 26.3.
+pub const SMALLEST: usize = 4096;
+
+/// Slot sizes are 4 KiB, 8 KiB, … up to `largest`; a message takes the largest that it fills.
+fn slot_for(bytes: usize, largest: usize) -> usize {
+    let mut size = SMALLEST;
+    while size * 2 <= bytes.min(largest) {
         size *= 2;
     }
     size
@@ -77,11 +80,11 @@ fn stream(end: &End<'_>, chunks: usize, mut start: impl FnMut(usize), mut finish
     }
 }
 
-/// Seconds per message, one call after the other, by the receiver's clock; copies go at `rate` bytes per second.
-pub fn seconds_per_message(world: &Installed, bytes: usize, count: usize, rate: f64) -> f64 {
+/// Seconds per message, one call after the other, by the receiver's clock; copies go at `rate` bytes per second, slots are of `largest` bytes at most.
+pub fn seconds_per_message(world: &Installed, bytes: usize, count: usize, rate: f64, largest: usize) -> f64 {
     let verbs = load(world);
     let ((to_b, from_a), (to_a, from_b)) = (channel(), channel());
-    let slot = slot_for(bytes);
+    let slot = slot_for(bytes, largest);
     let chunks = bytes.div_ceil(slot);
     let part = |chunk: usize| slot.min(bytes - chunk * slot);
     let verbs = &verbs;

@@ -63,22 +63,34 @@ pub fn main() {
         println!("put of 64 B: {:.2} us, model {:.2} us: {:.2} x", small * 1e6, model * 1e6, small / model);
     }
     println!(
-        "{:>9}  {:>10}  {:>10}  {:>8}  {:>14}  {:>7}",
-        "bytes", "model GB/s", "puts GB/s", "of model", "two slots GB/s", "puts x"
+        "{:>9}  {:>10}  {:>10}  {:>8}  {:>14}  {:>7}  {:>16}  {:>7}",
+        "bytes",
+        "model GB/s",
+        "puts GB/s",
+        "of model",
+        "two slots GB/s",
+        "puts x",
+        "of 4 KiB, GB/s",
+        "puts x"
     );
     for &bytes in &a.bytes {
         let rate = |seconds: f64| bytes as f64 / 1e9 / (seconds / a.stretch);
         let model = bytes as f64 / 1e9 / a.occupies(bytes);
-        let slots = rate(copying::seconds_per_message(&a.world(), bytes, a.count(bytes), copies / a.stretch));
+        let slots = |largest| {
+            let (world, n) = (a.world(), a.count(bytes));
+            rate(copying::seconds_per_message(&world, bytes, n, copies / a.stretch, largest))
+        };
+        let (slots, small) = (slots(copying::LARGEST), slots(copying::SMALLEST));
         let ours = if a.baseline {
             f64::NAN
         } else {
             rate(puts::seconds_per_put(&a.world(), bytes, a.count(bytes)))
         };
         println!(
-            "{bytes:>9}  {model:>10.2}  {ours:>10.2}  {:>6.1} %  {slots:>14.2}  {:>7.2}",
+            "{bytes:>9}  {model:>10.2}  {ours:>10.2}  {:>6.1} %  {slots:>14.2}  {:>7.2}  {small:>16.2}  {:>7.2}",
             100.0 * ours / model,
-            ours / slots
+            ours / slots,
+            ours / small
         );
     }
 }
