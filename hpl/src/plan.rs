@@ -193,6 +193,9 @@ impl Plan {
     }
 }
 
+/// Blocks wider than this are no use.
+const WIDE: usize = 1024;
+
 /// What deserves a word though it can be run.
 fn doubts(settings: &Settings, host: &Host) -> Vec<String> {
     let input = &settings.input;
@@ -229,6 +232,14 @@ fn doubts(settings: &Settings, host: &Host) -> Vec<String> {
             units::count(settings.ranks, "rank"),
             units::count(settings.threads, "thread"),
             units::count(host.cores, "core"),
+        ));
+    }
+    let largest = input.ns.iter().copied().max().unwrap_or(0);
+    if let Some(nb) = input.nbs.iter().copied().max().filter(|nb| *nb > WIDE && largest >= 2000) {
+        doubts.push(format!(
+            "NB {nb} is wide: panels of {} columns are factored before anything else goes on, slower than the time above\n    \
+             128 to 512 is usually fastest",
+            nb.min(largest)
         ));
     }
     if smallest_nb < 32 && n >= 2000 {
@@ -320,6 +331,8 @@ mod tests {
         for words in ["grid 8x1 is tall", "8 ranks x 1 thread on 2 cores", "NB 16 is too narrow"] {
             assert!(doubts.contains(words), "{doubts}");
         }
+        let wide = plan("-N 3000 --nb 256,100000", &host(2, 1 << 34)).doubts.join("\n");
+        assert!(wide.contains("NB 100000 is wide: panels of 3000 columns"), "{wide}");
     }
 
     /// K1-16: memory follows N², not NB².
