@@ -238,7 +238,11 @@ fn merge(place: &str, value: &str, all: Vec<Host>) -> Result<Vec<Host>> {
                     (Some(a), Some(b)) => Some(a + b),
                     (a, b) => a.or(b),
                 };
-                seen.addresses.extend(host.addresses);
+                for address in host.addresses {
+                    if !seen.addresses.contains(&address) {
+                        seen.addresses.push(address);
+                    }
+                }
             }
             None => hosts.push(host),
         }
@@ -366,6 +370,9 @@ mod tests {
             let met = from_file("x.json", text.as_bytes()).unwrap();
             assert_eq!(met[0], Host { slots: Some(1), ..Host::named("mac-a") }, "{text}");
         }
+        let twice = br#"[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "a", "ips": ["10.0.0.1", "10.0.0.2"]}]"#;
+        let twice = from_file("x.json", twice).unwrap();
+        assert_eq!((twice.len(), twice[0].slots, twice[0].addresses.len()), (1, Some(2), 2));
         let wrong = from_file("x.json", br#"[{"ssh": "a", "ips": ["garbage"]}]"#).unwrap_err().to_string();
         assert!(
             wrong.starts_with("x.json: `ips` of a: garbage: has `garbage`, which is no IP address"),

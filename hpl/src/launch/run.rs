@@ -28,7 +28,7 @@ use super::place::{Placement, place};
 use super::ssh::{self, Reach};
 use super::{agent, cables, program, signals};
 use crate::doctor::mlx::Cables;
-use crate::{limits, stdout};
+use crate::{limits, stdout, units};
 
 /// How often the clock is looked at.
 const LOOK: Duration = Duration::from_millis(10);
@@ -283,7 +283,8 @@ impl Job<'_> {
         let cli = self.cli;
         let system = |what: &str, e: std::io::Error| Error::System { what: what.into(), os: e.to_string() };
         for &(host, ranks, slots) in &self.placement.crowded {
-            say(&format!("warning: {} has {slots} slots and gets {ranks} ranks", self.hosts[host].name));
+            let (slots, ranks) = (units::count(slots, "slot"), units::count(ranks, "rank"));
+            say(&format!("warning: {} has {slots} and gets {ranks}", self.hosts[host].name));
         }
         let tasks = self.tasks()?;
         let live = std::io::stdout().is_terminal();
