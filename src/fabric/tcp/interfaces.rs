@@ -127,6 +127,11 @@ impl Interface {
     fn is_tunnel(&self) -> bool {
         is_tunnel(&self.name)
     }
+
+    /// Whether an address is in its subnet.
+    pub fn shares(&self, address: IpAddr) -> bool {
+        self.address.is_ipv4() == address.is_ipv4() && common_bits(self.address, address) >= self.prefix
+    }
 }
 
 fn place(address: IpAddr, port: u16, scope: u32) -> SocketAddr {
@@ -285,10 +290,7 @@ pub fn candidates(ours: &[Interface], theirs: &[(IpAddr, u16)]) -> Vec<(SocketAd
 pub fn neighbourhood<'a>(ours: &'a [Interface], theirs: &[(IpAddr, u16)]) -> Option<(&'a Interface, IpAddr)> {
     let is_own = |address: IpAddr| ours.iter().any(|i| i.address == address);
     let there = theirs.iter().map(|(address, _)| *address).filter(|a| !is_link_local(*a) && !is_own(*a));
-    let shares = |i: &Interface, address: IpAddr| {
-        i.address.is_ipv4() == address.is_ipv4() && common_bits(i.address, address) >= i.prefix
-    };
-    there.filter_map(|address| ours.iter().find(|i| shares(i, address)).map(|i| (i, address))).next()
+    there.filter_map(|address| ours.iter().find(|i| i.shares(address)).map(|i| (i, address))).next()
 }
 
 /// A subnet of two hosts is a cable.
@@ -301,10 +303,9 @@ pub fn cables(ours: &[Interface], theirs: &[(IpAddr, u16)], named: bool) -> Vec<
     let mut found: Vec<(SocketAddr, String)> = Vec::new();
     for i in ours.iter().filter(|i| (named || i.prefix >= CABLE) && !is_link_local(i.address)) {
         let there = |(address, port): &(IpAddr, u16)| {
-            let shared =
-                address.is_ipv4() == i.address.is_ipv4() && common_bits(i.address, *address) >= i.prefix;
             let place = place(*address, *port, 0);
-            (shared && found.iter().all(|(taken, name)| *taken != place && *name != i.name)).then_some(place)
+            (i.shares(*address) && found.iter().all(|(taken, name)| *taken != place && *name != i.name))
+                .then_some(place)
         };
         if let Some(place) = theirs.iter().find_map(there) {
             found.push((place, i.name.clone()));

@@ -122,10 +122,14 @@ impl Ears {
         Some(Ears { places: told.lines().map(line).collect::<Option<_>>()?, first })
     }
 
-    /// Where to reach it from `ours`, best first, with the interface.
+    /// Where to reach it from `ours`, best first, with the interface. What is named but in no network of ours, as the other cables
+    /// of a ring, may cost a time-out, and is as good as the rest.
     fn candidates(&self, ours: &[Interface]) -> Vec<(SocketAddr, String)> {
-        let (first, others) = self.places.split_at(self.first);
-        [first, others].into_iter().flat_map(|places| interfaces::candidates(ours, places)).collect()
+        let (named, others) = self.places.split_at(self.first);
+        let (first, far): (Vec<_>, Vec<_>) =
+            named.iter().partition(|(address, _)| ours.iter().any(|i| i.shares(*address)));
+        let rest = [&far[..], others].concat();
+        [first, rest].iter().flat_map(|places| interfaces::candidates(ours, places)).collect()
     }
 }
 
@@ -473,6 +477,31 @@ mod tests {
 
     /// What a launcher takes of each rank (`job::messages::LONGEST_WORD`).
     const LONGEST_WORD: usize = 16 << 10;
+
+    #[test]
+    fn addresses_that_are_named_come_first_where_they_are_near() {
+        let ours: Vec<Interface> = [("en0", "192.168.1.20"), ("en5", "10.0.1.1")]
+            .into_iter()
+            .zip(1..)
+            .map(|((name, address), scope)| Interface {
+                name: name.into(),
+                address: address.parse().unwrap(),
+                prefix: 96 + 24,
+                scope,
+                loopback: false,
+            })
+            .collect();
+        let tried = |told: &str| -> Vec<String> {
+            let ears = Ears::told(told.as_bytes()).unwrap();
+            ears.candidates(&ours).into_iter().map(|(place, name)| format!("{place} {name}")).collect()
+        };
+        // The last is on a cable to a third host.
+        let [lan, cable, other] = ["192.168.1.21:7 en0", "10.0.1.2:8 en5", "10.0.2.1:9 en5"];
+        assert_eq!(tried("192.168.1.21 7\n10.0.1.2 8\n10.0.2.1 9\n"), [lan, cable, other]);
+        assert_eq!(tried("!10.0.1.2 8\n!10.0.2.1 9\n192.168.1.21 7\n"), [cable, lan, other]);
+        assert_eq!(tried("!192.168.1.21 7\n10.0.1.2 8\n"), [lan, cable]);
+        assert!(Ears::told(b"!10.0.1.2").is_none() && Ears::told(b"\xff 1").is_none());
+    }
 
     #[test]
     fn a_report_of_many_that_are_not_reached_is_a_word() {
