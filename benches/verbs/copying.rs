@@ -80,7 +80,8 @@ fn stream(end: &End<'_>, chunks: usize, mut start: impl FnMut(usize), mut finish
     }
 }
 
-/// Seconds per message, one call after the other, by the receiver's clock; copies go at `rate` bytes per second, slots are of `largest` bytes at most.
+/// Seconds per message, one call after the other, by the receiver's clock; copies go at `rate` bytes per second, slots
+/// are of `largest` bytes at most.
 pub fn seconds_per_message(world: &Installed, bytes: usize, count: usize, rate: f64, largest: usize) -> f64 {
     let verbs = load(world);
     let ((to_b, from_a), (to_a, from_b)) = (channel(), channel());

@@ -31,7 +31,7 @@ pub const BIND: &str = "FULMEN_BIND";
 pub const FABRIC: &str = "FULMEN_FABRIC";
 /// Interfaces that carry data: names and subnets ([`crate::fabric::tcp::On`]), with commas.
 pub const INTERFACES: &str = "FULMEN_INTERFACES";
-/// Addresses of this rank's host that the others are to try first, with commas; an IPv6 one may have a scope.
+/// Addresses of this rank's host that the others in their networks are to try first, with commas; an IPv6 one may have a scope.
 pub const ADDRESSES: &str = "FULMEN_ADDRESSES";
 /// For each rank and each of its peers the RDMA devices towards it: rows with `;`, ranks with `,`, devices with `+`
 /// between them, as in `,rdma_en2+rdma_en3;rdma_en4+rdma_en5,`.

@@ -212,10 +212,10 @@ fn from_json(file: &str, text: &str) -> Result<Vec<Host>> {
     let mut hosts = vec![];
     for host in cables.hosts {
         let mut named = words(file, &host.name, &host.name)?;
-        if !host.ips.is_empty() {
+        if ips_carry_data && !host.ips.is_empty() {
             let place = format!("{file}: `ips` of {}", host.name);
             let ips = addresses(&place, &host.ips.join(","))?;
-            named.iter_mut().filter(|_| ips_carry_data).for_each(|h| h.addresses.clone_from(&ips));
+            named.iter_mut().for_each(|h| h.addresses.clone_from(&ips));
         }
         for h in &mut named {
             // mlx starts one rank for each entry.

@@ -121,7 +121,7 @@ fn devices_that_could_not_be_tried_are_not_in_order() {
     assert!(!text.contains("Nothing to do"), "{text}");
 }
 
-/// A driver that never comes back is told as that, whether in listing its devices or in one of them.
+/// A driver that never comes back from listing its devices is told as that.
 #[test]
 fn a_driver_that_is_stuck_in_listing() {
     let folder = tempfile::tempdir().unwrap();

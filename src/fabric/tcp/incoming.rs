@@ -12,7 +12,7 @@ struct Slot {
     region: Option<Region>,
     /// Length of the put, once a piece of it has come.
     total: Option<usize>,
-    /// Which pieces have come, or are coming, if there are several.
+    /// Which pieces have come, or are coming.
     seen: Vec<u64>,
     /// How many have landed.
     landed: usize,
@@ -145,24 +145,15 @@ impl Incoming {
             let room = region.len;
             return Err(self.too_long(lane, number, total, room));
         }
-        let is_first = slot.total.is_none();
         if *slot.total.get_or_insert(total) != total {
             return Err(corrupt("two lengths"));
         }
-        let is_new = match pieces(total) {
-            // No memory for a small put's.
-            1 => is_first,
-            pieces => {
-                slot.seen.resize(pieces.div_ceil(64), 0);
-                let (word, bit) = (&mut slot.seen[offset / CHUNK / 64], 1 << (offset / CHUNK % 64));
-                let is_new = *word & bit == 0;
-                *word |= bit;
-                is_new
-            }
-        };
-        if !is_new {
+        let piece = offset / CHUNK;
+        slot.seen.resize(pieces(total).div_ceil(64), 0);
+        if slot.seen[piece / 64] >> (piece % 64) & 1 == 1 {
             return Err(corrupt("a second copy"));
         }
+        slot.seen[piece / 64] |= 1 << (piece % 64);
         Ok(match &slot.region {
             Some(region) => Place::Armed(region.part(offset, len)),
             None => Place::Kept(vec![0; len]),

@@ -58,7 +58,8 @@ pub struct Options {
     /// Interfaces that carry data. Empty: all but tunnels and loopback, or loopback if all ranks are on one
     /// host.
     pub on: Vec<On>,
-    /// Addresses of this rank's host that the others are to try before its other ones, whatever their networks.
+    /// Addresses of this rank's host that the others are to try before its other ones, where they have an address in the same
+    /// network.
     pub first: Vec<IpAddr>,
     /// Connections between each two ranks, over each cable (a subnet of two hosts, or one of several named in
     /// `on` that both have) if there are several: long puts are spread over them. 1 to 16, on all ranks the

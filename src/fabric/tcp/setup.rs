@@ -64,12 +64,12 @@ impl Place {
 }
 
 /// What a Mac calls the time since it was started: hosts may have one name, never this.
-#[cfg(target_vendor = "apple")]
+#[cfg(target_os = "macos")]
 fn boot() -> Option<String> {
     fulmen_kernels::sysctl::text(c"kern.bootsessionuuid")
 }
 
-#[cfg(not(target_vendor = "apple"))]
+#[cfg(not(target_os = "macos"))]
 fn boot() -> Option<String> {
     None
 }

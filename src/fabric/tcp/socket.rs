@@ -38,10 +38,7 @@ pub fn prepare(socket: &TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// A message as short as this is sent in one piece.
-const SHORT: usize = 512;
-
-/// `sendmsg(2)`, or `send(2)` of a copy, which takes less time, if it is short: never a SIGPIPE.
+/// `sendmsg(2)`: never a SIGPIPE.
 ///
 /// # Safety
 /// The entries are valid for reads during the call.
@@ -53,19 +50,6 @@ pub unsafe fn send(socket: &TcpStream, vecs: &mut [libc::iovec]) -> Result<usize
     let flags = 0;
     #[cfg(not(target_vendor = "apple"))]
     let flags = libc::MSG_NOSIGNAL;
-    let total = vecs.iter().map(|v| v.iov_len).sum();
-    if total <= SHORT {
-        let mut short = [0u8; SHORT];
-        let mut at = 0;
-        for v in vecs.iter() {
-            // SAFETY: the entry is valid (the caller's promise), and all of them together fit.
-            unsafe { short.as_mut_ptr().add(at).copy_from_nonoverlapping(v.iov_base.cast(), v.iov_len) };
-            at += v.iov_len;
-        }
-        // SAFETY: a range of our own.
-        let n = unsafe { libc::send(socket.as_raw_fd(), short.as_ptr().cast(), total, flags) };
-        return usize::try_from(n).map_err(|_| Error::last_os_error());
-    }
     // SAFETY: all zeros is an empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vecs.as_mut_ptr();
@@ -75,7 +59,7 @@ pub unsafe fn send(socket: &TcpStream, vecs: &mut [libc::iovec]) -> Result<usize
     usize::try_from(n).map_err(|_| Error::last_os_error())
 }
 
-/// `readv(2)`, or `recv(2)` into a single entry, which takes less time.
+/// `readv(2)`.
 ///
 /// # Safety
 /// The entries are valid for writes during the call, and nobody else looks at them.
@@ -83,11 +67,6 @@ pub unsafe fn send(socket: &TcpStream, vecs: &mut [libc::iovec]) -> Result<usize
 /// # Errors
 /// The system's.
 pub unsafe fn receive(socket: &TcpStream, vecs: &[libc::iovec]) -> Result<usize> {
-    if let [vec] = vecs {
-        // SAFETY: as below.
-        let n = unsafe { libc::recv(socket.as_raw_fd(), vec.iov_base, vec.iov_len, 0) };
-        return usize::try_from(n).map_err(|_| Error::last_os_error());
-    }
     // SAFETY: the entries are the caller's promise.
     let n = unsafe { libc::readv(socket.as_raw_fd(), vecs.as_ptr(), vecs.len() as libc::c_int) };
     usize::try_from(n).map_err(|_| Error::last_os_error())
