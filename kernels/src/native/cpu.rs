@@ -40,7 +40,7 @@ impl Blocking {
     /// The table.
     pub(super) fn of(cpu: &Cpu, isa: Isa) -> Self {
         Blocking {
-            kc: 256,
+            kc: 384,
             // 48 KiB of L1 are those of Intel's cores since Ice Lake, where a block of B is better (README.md).
             keep: if isa == Isa::Avx512 && cpu.l1 >= 48 << 10 { Keep::B } else { Keep::A },
             // 192 rows of 256 on 1 MiB. More than half of L2 loses: what passes through throws the block out.
@@ -159,7 +159,8 @@ mod tests {
             }
             assert_eq!(next, k);
         }
-        assert_eq!(blocking.passes(384).collect::<Vec<_>>(), [(0, 192), (192, 192)]);
+        assert_eq!(blocking.passes(384).collect::<Vec<_>>(), [(0, 384)]);
+        assert_eq!(blocking.passes(512).collect::<Vec<_>>(), [(0, 256), (256, 256)]);
     }
 
     #[test]

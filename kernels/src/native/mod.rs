@@ -195,6 +195,9 @@ struct Native<T: Scalar, K> {
     _micro: PhantomData<fn(K)>,
 }
 
+/// The k that [`Tile::mc`] and [`Tile::nc`] are told for.
+const NEAR: usize = 256;
+
 impl<T: Scalar, K: Micro<T>> Native<T, K> {
     /// `l` is of order `k` and points into memory that is borrowed meanwhile.
     fn solve(&self, l: Lower<T>, k: usize, b: &mut [T]) {
@@ -296,12 +299,12 @@ impl<T: Scalar, K: Micro<T>> Kernels<T> for Native<T, K> {
     }
 
     fn tile(&self) -> Tile {
-        let (kc, size) = (self.blocking.kc, size_of::<T>());
+        let block = |unit| self.blocking.block(NEAR, unit, size_of::<T>());
         let nc = match self.blocking.keep {
             Keep::A => usize::MAX,
-            Keep::B => self.blocking.block(kc, K::NR, size),
+            Keep::B => block(K::NR),
         };
-        Tile { mr: K::MR, nr: K::NR, mc: self.blocking.block(kc, K::MR, size), nc }
+        Tile { mr: K::MR, nr: K::NR, mc: block(K::MR), nc }
     }
 
     fn pack_a(&self, a: MatRef<'_, T>, out: &mut [T]) {
