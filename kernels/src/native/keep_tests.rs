@@ -35,7 +35,7 @@ fn both_keeps_agree<T: Scalar, K: Micro<T>>(isa: Isa) {
         (4 * mr + 3, 5 * nr - 1, 71),
         (9 * mr + 1, 3 * nr + 2, 72),
         (6 * mr + 5, 9 * nr, 129),
-        (5 * mr, 2 * nr + 1, 300),
+        (5 * mr, 2 * nr + 1, 900), // three passes
     ]
     .into_iter()
     .enumerate()
